@@ -1,0 +1,217 @@
+"""What does every cache promise, whatever its storage?
+
+Rows go in with their positions and come back out with them, old and new. A cache does not know what its rows mean: keys
+and values, a latent, anything with axes [batch, heads, time, width]. Who may look at which row is `mask.py`'s matter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from ..backend import Array, as_positions, itemsize, namespace
+
+
+class Cache:
+    """Remember rows of tokens, each with its absolute position.
+
+    A subclass decides how rows are stored: it implements `_store` over `_rows`, its buffers [B, heads, slots, width],
+    and `_pos`, the host integers [B, slots] of what stands in the slots in use (-1: nothing). `_pos` is never written
+    in place, so that whoever holds it holds a snapshot. Until the first `extend` there is no batch size and no buffer.
+    """
+
+    window: int | None = None  # a storage that forgets says how many of the newest positions it keeps
+
+    def __init__(self) -> None:
+        self._rows: tuple[Array, ...] = ()
+        self._pos = np.empty((0, 0), dtype=np.int64)
+
+    def extend(self, pos: Any, *rows: Array) -> tuple[Any, ...]:
+        """Take in new rows and return `(pos, *rows)`: everything, old and new, that the new tokens may need to look at.
+
+        pos: host integers [B, T], rising along each row of the batch from where it ended; -1 marks padding. rows:
+        arrays [B, heads, T, width] of one type. Returned: pos [B, S] (-1: empty or padding) and rows [B, heads, S,
+        width], views of the storage where that saves a copy and therefore good until the next call; pos is a read-only
+        snapshot.
+
+        Raises ValueError or TypeError, before anything has changed, when positions repeat or go backwards, or when rows
+        differ from the stored ones in number, batch, heads, width, type or library.
+        """
+        pos = self._checked(pos, rows)
+        return self._store(pos, rows)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Count the tokens seen by each row of the batch: one more than its largest position [B]."""
+        return self._pos.max(axis=1, initial=-1) + 1
+
+    @property
+    def length(self) -> int:
+        """Count the tokens seen by the longest row of the batch; 0 when nothing has been."""
+        return int(self.lengths.max(initial=0))
+
+    @property
+    def nbytes(self) -> int:
+        """Count the bytes of the row buffers owned, used or not (positions, a few host bytes a token, are not
+        counted)."""
+        return sum(math.prod(rows.shape) * itemsize(rows) for rows in self._rows)
+
+    @property
+    def nbytes_used(self) -> int:
+        """Count the bytes of the rows that hold a token."""
+        tokens = int((self._pos >= 0).sum())
+        return tokens * sum(rows.shape[1] * rows.shape[3] * itemsize(rows) for rows in self._rows)
+
+    def truncate(self, length: int) -> None:
+        """Forget every token at position `length` and after, exactly as if it had never come.
+
+        Raises ValueError, and changes nothing, when `length` is negative or beyond what was seen, or when the shorter
+        history needs rows that are no longer there.
+        """
+        if not 0 <= length <= self.length:
+            raise ValueError(f"cannot truncate to length {length}: the cache has seen {self.length} tokens")
+        if length < self.length:
+            self._keep_below(length)
+
+    def reset(self) -> None:
+        """Forget everything, the batch size included: the cache is as new."""
+        self._restore_state(self._blank()._state())
+
+    def copy(self) -> Cache:
+        """Return an independent cache with the same contents: extending one does not change the other."""
+        twin = self._blank()
+        twin._restore_state(self._copied_state())
+        return twin
+
+    def reorder(self, rows: Sequence[int] | np.ndarray) -> None:
+        """Let row i of the batch go on from what row `rows[i]` has seen (beam search; dropping or repeating sequences).
+
+        Everything that belongs to a row follows, and the batch size becomes len(rows). Raises ValueError for a row that
+        is not there, TypeError when they are not integers.
+        """
+        index, batch = np.asarray(rows), self._pos.shape[0]
+        if index.dtype.kind not in "iu" or index.ndim != 1:
+            raise TypeError(f"rows must be a list of integers, got {rows!r}")
+        if not index.size or index.min() < 0 or index.max() >= batch:
+            raise ValueError(f"rows must be within 0..{batch - 1} and at least one, got {index.tolist()}")
+        self._reorder(index)
+
+    def mark(self) -> Any:
+        """Remember the present state, at next to no cost, for `restore` after at most one further `extend`."""
+        return self._state()
+
+    def restore(self, mark: Any) -> None:
+        """Go back to the state at `mark`, contents included."""
+        self._restore_state(mark)
+
+    # What a subclass fills in, or widens when it keeps more state.
+
+    def _store(self, pos: np.ndarray, rows: tuple[Array, ...]) -> tuple[Any, ...]:
+        raise NotImplementedError
+
+    def _keep_below(self, length: int) -> None:
+        pos = drop_from(self._pos, length)
+        self._pos = frozen(pos[:, : used_columns(pos)])
+
+    def _blank(self) -> Cache:
+        return type(self)()
+
+    def _state(self) -> tuple[Any, ...]:
+        return self._rows, self._pos
+
+    def _restore_state(self, state: tuple[Any, ...]) -> None:
+        self._rows, self._pos = state
+
+    def _copied_state(self) -> tuple[Any, ...]:
+        rows, *host = self._state()
+        copied = tuple(namespace(row).asarray(row, copy=True) for row in rows)
+        return copied, *(value.copy() if isinstance(value, np.ndarray) else value for value in host)
+
+    def _reorder(self, index: np.ndarray) -> None:
+        self._rows = tuple(_take_batch(row, index) for row in self._rows)
+        self._pos = self._pos[index]
+
+    def _checked(self, pos: Any, rows: tuple[Array, ...]) -> np.ndarray:
+        if not rows:
+            raise ValueError("extend needs at least one array of rows, got none")
+        namespace(*rows, *self._rows)
+        if self._rows and len(rows) != len(self._rows):
+            raise ValueError(f"the cache holds {len(self._rows)} arrays of rows, got {len(rows)}")
+        for i, new in enumerate(rows):
+            if new.ndim != 4:
+                raise ValueError(f"rows {i} must have axes [batch, heads, time, width], got shape {new.shape}")
+            if (new.shape[0], new.shape[2]) != (rows[0].shape[0], rows[0].shape[2]):
+                raise ValueError(
+                    f"rows 0 and {i} must have one batch and time, got shapes {rows[0].shape} and {new.shape}"
+                )
+            if self._rows:
+                old = self._rows[i]
+                for axis, name in ((0, "batch"), (1, "heads"), (3, "width")):
+                    if new.shape[axis] != old.shape[axis]:
+                        raise ValueError(
+                            f"rows {i}: the cache holds {name} {old.shape[axis]}, got {name} {new.shape[axis]}"
+                        )
+                if new.dtype != old.dtype:
+                    raise TypeError(f"rows {i}: the cache holds type {old.dtype}, got {new.dtype}")
+        pos = as_positions(pos, "pos")
+        batch, _, time, _ = rows[0].shape
+        if pos.shape != (batch, time):
+            raise ValueError(f"pos must have shape {(batch, time)} as the rows have, got {pos.shape}")
+        seen = self.lengths if self._rows else np.zeros(batch, dtype=np.int64)
+        check_rising(pos, seen)
+        return pos
+
+
+def check_rising(pos: np.ndarray, seen: np.ndarray) -> None:
+    """Raise ValueError unless the positions of every row [B, T] rise from what it has seen [B]; -1 (padding) is passed
+    over."""
+    before = np.maximum.accumulate(np.concatenate([seen[:, None] - 1, pos], axis=1), axis=1)[:, :-1]
+    wrong = ((pos <= before) & (pos >= 0)) | (pos < -1)
+    if wrong.any():
+        row, column = np.argwhere(wrong)[0]
+        raise ValueError(
+            f"positions must rise along each row (-1: padding): pos[{row}, {column}] is {pos[row, column]} "
+            f"after {before[row, column]}"
+        )
+
+
+@contextmanager
+def all_or_none(caches: Sequence[Cache]) -> Iterator[None]:
+    """Let every cache keep what it takes in within the block or, when the block raises, none of them."""
+    marks = [cache.mark() for cache in caches]
+    try:
+        yield
+    except BaseException:  # an interrupt from the keyboard must not leave half a step behind either
+        for cache, mark in zip(caches, marks, strict=True):
+            cache.restore(mark)
+        raise
+
+
+def _take_batch(rows: Array, index: np.ndarray) -> Array:
+    xp = namespace(rows)
+    return xp.take(rows, xp.asarray(index), axis=0)
+
+
+def joined(old: np.ndarray, new: np.ndarray) -> np.ndarray:
+    """Return positions [B, S] and [B, T] behind one another, as a new array that nobody can change."""
+    return frozen(np.concatenate([old, new], axis=1) if old.size else new.copy())
+
+
+def drop_from(pos: np.ndarray, length: int) -> np.ndarray:
+    """Return positions with those at `length` and after replaced by -1."""
+    return frozen(np.where(pos >= length, -1, pos))
+
+
+def used_columns(pos: np.ndarray) -> int:
+    """Count the columns of positions [B, S] up to the last one that holds a token in any row."""
+    return int(np.flatnonzero((pos >= 0).any(axis=0)).max(initial=-1)) + 1
+
+
+def frozen(pos: np.ndarray) -> np.ndarray:
+    """Make positions read-only, so that they can be handed out without a copy."""
+    pos.flags.writeable = False
+    return pos

@@ -1,0 +1,127 @@
+"""How is memory kept constant when a layer sees only the last W tokens? In a ring of W rows.
+
+The token at position p stands in slot p mod W, so the token that it overwrites, p - W, is one that no later query sees.
+Attention does not care that the rows are out of order, because each carries its position.
+
+    W = 4     slots after     1 token    [0 . . .]
+                              4 tokens   [0 1 2 3]
+                              5 tokens   [4 1 2 3]
+                             10 tokens   [8 9 6 7]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ..backend import Array, namespace
+from .base import Cache, drop_from, frozen, joined, used_columns
+
+
+class RollingCache(Cache):
+    """Remember the last `window` tokens of each row of the batch, in memory that never grows.
+
+    A step of several tokens gets back the ring as it was *and* all the new rows, because its first queries still see
+    what its last ones push out. Padding takes no slot: ragged rows each keep their own last `window` tokens. Raises
+    ValueError for a window below 1.
+
+    >>> cache = RollingCache(window=4)
+    >>> for p in range(10):
+    ...     pos, k = cache.extend([[p]], np.full((1, 1, 1, 1), float(p)))
+    >>> pos, k[0, 0, :, 0]
+    (array([[8, 9, 6, 7]]), array([8., 9., 6., 7.]))
+    """
+
+    def __init__(self, window: int) -> None:
+        if window < 1:
+            raise ValueError(f"window must be at least 1, got {window}")
+        super().__init__()
+        self.window: int = window
+        self._lost = np.empty(
+            0, dtype=np.int64
+        )  # the largest position that each row of the batch has forgotten; -1: none
+        self._overwritten: list[
+            tuple[int, Any, Array]
+        ] = []  # (ring, where, rows that stood there) of the last step in place
+
+    def _store(self, pos: np.ndarray, rows: tuple[Array, ...]) -> tuple[Any, ...]:
+        xp, (batch, time) = namespace(*rows), pos.shape
+        if not self._rows:
+            self._rows = tuple(xp.zeros((*new.shape[:2], self.window, new.shape[3]), dtype=new.dtype) for new in rows)
+            self._pos = frozen(np.full((batch, self.window), -1, dtype=np.int64))
+            self._lost = np.full(batch, -1, dtype=np.int64)
+        in_place = time == 1  # a lone token sees nothing of what it overwrites
+        seen: tuple[Any, ...] = ()
+        if not in_place:
+            used = used_columns(self._pos)
+            seen = tuple(
+                xp.concat([ring[:, :, :used, :], new], axis=2) for ring, new in zip(self._rows, rows, strict=True)
+            )
+            seen = (joined(self._pos[:, :used], pos), *seen)
+            self._rows = tuple(
+                xp.asarray(ring, copy=True) for ring in self._rows
+            )  # the old ring may be needed by restore()
+
+        both = joined(self._pos, pos)
+        oldest = both.max(axis=1, keepdims=True, initial=-1) - self.window + 1  # of the positions that stay
+        self._lost = np.maximum(self._lost, np.where(both < oldest, both, -1).max(axis=1, initial=-1))
+        ring_pos = np.where(self._pos < oldest, -1, self._pos)
+        if in_place:
+            self._overwritten = []
+        for b, s, t in _moves(pos, (pos >= 0) & (pos >= oldest), self.window):
+            for i, (ring, new) in enumerate(zip(self._rows, rows, strict=True)):
+                if in_place:
+                    self._overwritten.append((i, (b, slice(None), s), xp.asarray(ring[b, :, s, :], copy=True)))
+                ring[b, :, s, :] = new[b, :, t, :]
+            ring_pos[b, s] = pos[b, t]
+        self._pos = frozen(ring_pos)
+        if in_place:
+            used = used_columns(self._pos)
+            seen = (frozen(self._pos[:, :used]), *(ring[:, :, :used, :] for ring in self._rows))
+        return seen
+
+    def _keep_below(self, length: int) -> None:
+        pos = drop_from(self._pos, length)
+        lengths = pos.max(axis=1, initial=-1) + 1
+        if (self._lost > lengths - self.window).any():
+            raise ValueError(
+                f"cannot truncate to length {length}: through a window of {self.window} it sees tokens up to "
+                f"{self._lost.max()}, which are forgotten"
+            )
+        self._pos = pos
+
+    def _blank(self) -> RollingCache:
+        return RollingCache(self.window)
+
+    def _reorder(self, index: np.ndarray) -> None:
+        super()._reorder(index)
+        self._lost = self._lost[index]
+
+    def _state(self) -> tuple[Any, ...]:
+        return self._rows, self._pos, self._lost, self._overwritten
+
+    def _restore_state(self, state: tuple[Any, ...]) -> None:
+        if self._overwritten is not state[-1]:
+            for i, where, rows in self._overwritten:
+                self._rows[i][(*where, slice(None))] = rows
+        self._rows, self._pos, self._lost, self._overwritten = state
+
+
+def _moves(pos: np.ndarray, kept: np.ndarray, window: int) -> Iterator[tuple[slice, slice, slice]]:
+    """Cut the writes of kept positions [B, T] into their slots into (batch, slots, times), each a run of neighbours.
+
+    >>> list(_moves(np.array([[6, 7, 8, 9]]), np.array([[True] * 4]), 4))
+    [(slice(0, 1, None), slice(2, 4, None), slice(0, 2, None)), (slice(0, 1, None), slice(0, 2, None), slice(2, 4,
+    None))]
+    """
+    alike = bool((pos == pos[:1]).all())  # rows at the same positions move together
+    for b in [slice(0, len(pos))] if alike else [slice(i, i + 1) for i in range(len(pos))]:
+        times = kept[b.start].nonzero()[0]
+        slots = pos[b.start, times] % window
+        breaks = ((np.diff(times) != 1) | (np.diff(slots) != 1)).nonzero()[0] + 1
+        for first, last in zip([0, *breaks], [*breaks, len(times)], strict=True):
+            if last > first:
+                s, t = int(slots[first]), int(times[first])
+                yield b, slice(s, s + int(last - first)), slice(t, t + int(last - first))

@@ -1,0 +1,141 @@
+"""How do prompts become tokens?
+
+Prefill (the prompt, in steps of many tokens), then decode (one token a step): choose, append, repeat, stop. What a step
+computes is `model.py`'s matter.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .backend import Array, Backend, namespace
+from .model import Model
+
+
+@dataclass(frozen=True)
+class GenerationStats:
+    """Say what a generation took: tokens, seconds of both phases, bytes of the caches at its end."""
+
+    prompt_tokens: int
+    new_tokens: int
+    prefill_seconds: float  # until the first new token was chosen
+    decode_seconds: float  # for the others
+    cache_bytes: int  # rows that hold a token, over all layers; 0 without a cache
+
+    @property
+    def prefill_rate(self) -> float:
+        """Give the prompt's tokens per second of prefill."""
+        return self.prompt_tokens / self.prefill_seconds if self.prefill_seconds else 0.0
+
+    @property
+    def decode_rate(self) -> float:
+        """Give the new tokens per second of decode. The first comes out of prefill and does not count."""
+        return (self.new_tokens - 1) / self.decode_seconds if self.decode_seconds else 0.0
+
+
+@dataclass(frozen=True)
+class Generation:
+    """Hold the new tokens (without the prompt) and what they took."""
+
+    ids: list[int]
+    stats: GenerationStats
+
+
+def generate(
+    model: Model,
+    prompt_ids: Sequence[int] | np.ndarray,
+    max_new_tokens: int,
+    *,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int | None = None,
+    stop_ids: Collection[int] = (),
+    prefill_chunk: int | None = None,
+    use_cache: bool = True,
+    on_token: Callable[[int], Any] | None = None,
+) -> Generation:
+    """Continue a prompt by up to `max_new_tokens` tokens, ending early behind a token of `stop_ids` (which is
+    included).
+
+    temperature 0 takes the likeliest token; above, one is drawn from softmax(logits / temperature), among the `top_k`
+    likeliest and among the fewest that together reach probability `top_p`, where these are given. The same seed draws
+    the same tokens.
+
+    prefill_chunk: tokens per prefill step (None: all at once); the result does not depend on it. use_cache=False
+    recomputes the whole text for every token, which is what a cache saves. on_token is called with each new token as it
+    comes.
+
+    Raises ValueError for an empty prompt, a negative count or temperature, top_k < 1, top_p outside (0, 1],
+    prefill_chunk < 1, or a token outside the vocabulary.
+    """
+    prompt = np.asarray(prompt_ids)
+    if prompt.ndim != 1 or not prompt.size:
+        raise ValueError(f"prompt_ids must be a list of at least one token id, got shape {prompt.shape}")
+    if max_new_tokens < 0:
+        raise ValueError(f"max_new_tokens must be at least 0, got {max_new_tokens}")
+    if prefill_chunk is not None and prefill_chunk < 1:
+        raise ValueError(f"prefill_chunk must be at least 1 or None, got {prefill_chunk}")
+    check_sampling(temperature, top_k, top_p)
+    rng = np.random.default_rng(seed)
+    backend, caches = model.backend, model.new_caches()
+    text = [int(token) for token in prompt]
+    ids: list[int] = []
+    seconds = [0.0, 0.0]  # prefill, decode
+
+    def next_logits() -> Array:
+        if not use_cache:
+            return model.step([text], last=1)[0, 0, :]
+        new = text[caches[0].length :]
+        size = prefill_chunk or len(new)
+        for start in range(0, len(new), size):
+            logits = model.step([new[start : start + size]], caches, last=1)
+        return logits[0, 0, :]
+
+    while len(ids) < max_new_tokens and not (ids and ids[-1] in stop_ids):
+        backend.synchronize()
+        start = time.perf_counter()
+        token = sample(next_logits(), backend, rng, temperature, top_k, top_p)  # the one copy from the device in a step
+        seconds[bool(ids)] += time.perf_counter() - start
+        ids.append(token)
+        text.append(token)
+        if on_token is not None:
+            on_token(token)
+    cache_bytes = sum(cache.nbytes_used for cache in caches)
+    return Generation(ids, GenerationStats(len(prompt), len(ids), seconds[0], seconds[1], cache_bytes))
+
+
+def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
+    """Raise ValueError for a sampling setting outside its range."""
+    if not 0 <= temperature < float("inf"):
+        raise ValueError(f"temperature must be at least 0 and finite, got {temperature}")
+    if top_k is not None and top_k < 1:
+        raise ValueError(f"top_k must be at least 1 or None, got {top_k}")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ValueError(f"top_p must be within (0, 1] or None, got {top_p}")
+
+
+def sample(
+    logits: Array,
+    backend: Backend,
+    rng: np.random.Generator,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+) -> int:
+    """Choose a token from logits [vocab_size] as `generate` describes. Equal logits: the lower id counts as
+    likelier."""
+    if temperature == 0:
+        return int(backend.to_numpy(namespace(logits).argmax(logits)))
+    scores = backend.to_numpy(logits).astype(np.float64)
+    order = np.argsort(-scores, kind="stable")[:top_k]
+    weights = np.exp((scores[order] - scores[order[0]]) / temperature)
+    reached = np.cumsum(weights / weights.sum())
+    if top_p is not None:  # the token that reaches top_p is the last one in
+        reached = reached[: np.searchsorted(reached, top_p) + 1]
+    return int(order[np.searchsorted(reached, rng.random() * reached[-1], side="right")])

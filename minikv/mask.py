@@ -1,0 +1,58 @@
+"""Which keys may a query look at?
+
+One rule answers for causal, windowed, chunked, padded and ragged attention, and for caches that store their rows in any
+order, because every row carries its absolute position. Positions live on the host, so that deciding to skip a tile
+never waits for a device. What is done with the answer is `attention.py`'s matter.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .backend import as_positions
+
+
+def visible(q_pos: Any, k_pos: Any, window: int | None = None) -> np.ndarray:
+    """Say which keys each query sees: a NumPy array of bool [B, T, S], true where visible.
+
+    visible = (k_pos >= 0) & (0 <= q_pos - k_pos) & (q_pos - k_pos < window)
+
+    Positions are integers [T] and [S], or [B, T] and [B, S]; -1 marks a row that is empty or padding. A window of W
+    shows W keys, the query's own included. Raises ValueError for a window below 1, TypeError for positions that are not
+    integers.
+
+    >>> visible([2, 3], [0, 1, 2, 3], window=3).astype(int)
+    array([[[1, 1, 1, 0],
+            [0, 1, 1, 1]]])
+    """
+    check_window(window)
+    q, k = as_positions(q_pos, "q_pos")[:, :, None], as_positions(k_pos, "k_pos")[:, None, :]
+    seen = (k >= 0) & (q >= k)
+    return seen if window is None else seen & (q - k < window)
+
+
+def sees_nothing(q_pos: np.ndarray, k_pos: np.ndarray, window: int | None = None) -> bool:
+    """Say that certainly no query of a tile sees any of its keys, from the extremes of [B, T] and [B, S] alone."""
+    keys = k_pos[k_pos >= 0]
+    if not keys.size or not q_pos.size or keys.min() > q_pos.max():
+        return True
+    return window is not None and _smallest_query(q_pos) - keys.max() >= window
+
+
+def sees_everything(q_pos: np.ndarray, k_pos: np.ndarray, window: int | None = None) -> bool:
+    """Say that every query of a tile sees all of its keys, in every row of the batch."""
+    oldest = k_pos.min()
+    return oldest >= 0 and k_pos.max() <= q_pos.min() and (window is None or q_pos.max() - oldest < window)
+
+
+def _smallest_query(q_pos: np.ndarray) -> int:
+    real = q_pos[q_pos >= 0]
+    return real.min() if real.size else 0
+
+
+def check_window(window: int | None) -> None:
+    """Raise ValueError for a window that shows no key at all."""
+    if window is not None and window < 1:
+        raise ValueError(f"window must be at least 1 or None, got {window}")
