@@ -85,7 +85,7 @@ class RollingCache(Cache):
     def _keep_below(self, length: int) -> None:
         pos = drop_from(self._pos, length)
         lengths = pos.max(axis=1, initial=-1) + 1
-        if (self._lost > lengths - self.window).any():
+        if (self._lost > np.maximum(lengths - self.window, -1)).any():  # -1: nothing is lost
             raise ValueError(
                 f"cannot truncate to length {length}: through a window of {self.window} it sees tokens up to "
                 f"{self._lost.max()}, which are forgotten"
