@@ -149,7 +149,7 @@ def parameters(config: ModelConfig) -> int:
 
 
 def active_parameters(config: ModelConfig) -> int:
-    """Count the weights that one token passes: all but the experts not chosen, each expert n_experts_per_token / n_experts.
+    """Count the weights that one token passes: of a layer's experts only n_experts_per_token / n_experts.
 
     The embedding table counts in full, as most reports count it; the gpt-oss model card leaves it out.
     """
@@ -193,7 +193,7 @@ class Work:
 
 
 def score_pairs(kind: str, past: int, new: int, window: int | None = None) -> int:
-    """Count the (query, key) pairs of `new` tokens after `past`: Σ keys_in_sight(kind, t, window), t = past + 1 .. past + new."""
+    """Count the pairs of query and key in sight: Σ keys_in_sight(kind, t, window) over t = past + 1 .. past + new."""
 
     def triangle(n: int) -> int:
         return n * (n + 1) // 2
@@ -229,14 +229,14 @@ def step_cost(
     scores                             2 · batch · n_heads · score_pairs · (width of a key)
     mixing                             2 · batch · n_heads · score_pairs · (width of a value)
 
-    m is batch · new, but batch · head_positions for the head, n_experts_per_token · batch · new for experts. Scores read
-    queries and cached keys, mixing reads cached values and writes outputs; the square of scores in between never leaves
-    the chip, as in blockwise attention.
+    m is batch · new, but batch · head_positions for the head, n_experts_per_token · batch · new for experts. Scores
+    read queries and cached keys, mixing reads cached values and writes outputs; the square of scores in between never
+    leaves the chip, as in blockwise attention.
 
     Latent attention expanded: `kv_b` turns every latent in sight into keys and values (m = keys in sight), widths are
-    those of the heads. Absorbed: `kv_b` is applied to queries and outputs instead (m = batch · new), and all heads read
-    the one latent: key width kv_lora_rank + qk_rope_head_dim, value width kv_lora_rank. `absorbed=None` takes the form
-    with fewer operations: expanded in a prefill, absorbed in a decode step (arXiv 2405.04434, section 2.1).
+    those of the heads. Absorbed: `kv_b` is applied to queries and outputs instead (m = batch · new), and all heads
+    read the one latent: key width kv_lora_rank + qk_rope_head_dim, value width kv_lora_rank. `absorbed=None` takes the
+    form with fewer operations: expanded in a prefill, absorbed in a decode step (arXiv 2405.04434, section 2.1).
 
     Raises ValueError for sizes below 1 and a negative past.
     """
@@ -300,12 +300,11 @@ def _rows_read(c: ModelConfig, format: Format, act: int, absorbed: bool) -> tupl
     if not c.is_mla:
         row = c.n_kv_heads * format.row_bytes(c.head_dim)
         return c.head_dim, c.head_dim, row, row
-    latent, rotary = (format.row_bytes(width) for _, width in c.cache_rows)
+    latent, rotary = c.kv_lora_rank or 0, c.qk_rope_head_dim
     if absorbed:  # the latent is key and value at once and is read once
-        (_, latent_width), (_, rotary_width) = c.cache_rows
-        return latent_width + rotary_width, latent_width, latent + rotary, 0
-    keys = c.n_heads * c.qk_nope_head_dim * act + rotary
-    return c.qk_nope_head_dim + c.qk_rope_head_dim, c.v_head_dim, keys, c.n_heads * c.v_head_dim * act
+        return latent + rotary, latent, format.row_bytes(latent) + format.row_bytes(rotary), 0
+    keys = c.n_heads * c.qk_nope_head_dim * act + format.row_bytes(rotary)
+    return c.qk_nope_head_dim + rotary, c.v_head_dim, keys, c.n_heads * c.v_head_dim * act
 
 
 def total(parts: dict[str, Work]) -> Work:
