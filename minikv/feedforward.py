@@ -74,8 +74,8 @@ class MixtureOfExperts:
         xp, c = namespace(x), self.config
         tokens = xp.reshape(x, (-1, x.shape[-1]))  # [n, D]
         weights = xp.astype(self.route(tokens), x.dtype, copy=False)
-        # Which experts were chosen only the device knows, and asking it would mean to wait. So few tokens (decode) fetch
-        # the weights of their own experts, and for many (prefill) every expert computes every token.
+        # Which experts were chosen only the device knows, and asking it would mean to wait. So few tokens (decode)
+        # fetch the weights of their own experts, and of many (prefill) every expert sees every one.
         few = tokens.shape[0] * c.n_experts_per_token < c.n_experts
         y = xp.reshape(self._fetch(tokens, weights) if few else self._all(tokens, weights), x.shape)
         return y if self.shared is None else y + self.shared(x)

@@ -7,7 +7,7 @@ ways:
 - *expanded*: make the keys and values of all tokens in sight from their latents, then attend as usual;
 - *absorbed*: q · (W_uk latent) = (W_ukᵀ q) · latent, so carry the query into the latent's space instead of the latents
   out of it, attend there, and bring the mixed latent out at the end. There is one key/value head then, whose key is
-  [latent, rotary key] and whose value is its first C numbers: **absorbed MLA is multi-query attention over the latent.**
+  [latent, rotary key] and whose value is its first C numbers: **absorbed MLA is multi-query attention over latents.**
 
 Both are the same function; they differ in operations. Which cache holds the rows and who sees whom is not known here.
 """

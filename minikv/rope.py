@@ -47,7 +47,7 @@ def rope_frequencies(rotary_dim: int, theta: float, scaling: dict[str, Any] | No
         keep = np.clip((turns - low) / (high - low), 0.0, 1.0)
         return frequencies * (keep + (1 - keep) / factor), 1.0
     fast, slow = scaling.get("beta_fast") or 32, scaling.get("beta_slow") or 1
-    # The pairs i, as real numbers, that turn `fast` and `slow` times: turns(i) = original / 2π · theta^(-2i / rotary_dim).
+    # The pairs i, as real numbers, that turn that often: turns(i) = original / 2π · theta^(-2i / rotary_dim).
     first, last = (rotary_dim * math.log(original / (2 * math.pi * n)) / (2 * math.log(theta)) for n in (fast, slow))
     if scaling.get("truncate", True):
         first, last = math.floor(first), math.ceil(last)
