@@ -82,6 +82,13 @@ class RollingCache(Cache):
             seen = (frozen(self._pos[:, :used]), *(ring[:, :, :used, :] for ring in self._rows))
         return seen
 
+    def restore(self, mark: Any) -> None:
+        """Go back to the state at `mark`, contents included: what a step of one token overwrote is put back."""
+        if self._overwritten is not mark[-1]:
+            for i, where, rows in self._overwritten:
+                self._rows[i][(*where, slice(None))] = rows
+        super().restore(mark)
+
     def _keep_below(self, length: int) -> None:
         pos = drop_from(self._pos, length)
         lengths = pos.max(axis=1, initial=-1) + 1
@@ -103,9 +110,6 @@ class RollingCache(Cache):
         return self._rows, self._pos, self._lost, self._overwritten
 
     def _restore_state(self, state: tuple[Any, ...]) -> None:
-        if self._overwritten is not state[-1]:
-            for i, where, rows in self._overwritten:
-                self._rows[i][(*where, slice(None))] = rows
         self._rows, self._pos, self._lost, self._overwritten = state
 
 
