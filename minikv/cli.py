@@ -51,6 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         command.error(f"unknown argument {unknown[0]!r}{suggestion(unknown[0], options)}")
     try:
         return arguments.run(arguments)
+    except BrokenPipeError:  # `minikv models | head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (ValueError, TypeError, OSError, RuntimeError, ImportError) as error:
         command.error(str(error))
     except KeyboardInterrupt:
