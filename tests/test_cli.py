@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -331,3 +333,32 @@ def test_this_machine_is_a_device(capsys: pytest.CaptureFixture[str]) -> None:
     (told,) = json.loads(answer(capsys, "cost", "smollm2-135m", "--device", "this", "--json"))
     assert told["device"] == "this"
     assert told["memory_bytes"] > 2**28 and np.isfinite(told["decode"]["seconds"])
+
+
+PAGE = Path(__file__).parent.parent / "docs" / "cost.md"
+
+
+def test_the_page_on_costs_shows_what_its_commands_print(capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, Any] = {}
+    printed, checked = "", 0
+    for kind, body in re.findall(r"```(python|console|text)\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL):
+        if kind == "python":
+            exec(compile(body, str(PAGE), "exec"), names)
+            printed = capsys.readouterr().out or printed
+        elif kind == "text":
+            assert body == printed
+        else:
+            command, _, shown = body.partition("\n")
+            assert shown == answer(capsys, *shlex.split(command.removeprefix("$ minikv ")))
+        checked += kind != "python"
+    assert checked >= 5
+
+
+def test_the_page_shows_the_pictures_that_are_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    from minikv import pictures
+
+    assert pictures.main([str(tmp_path)]) == 0
+    shown = re.findall(r"\(pictures/(.*?)\)", PAGE.read_text(encoding="utf-8"))
+    assert sorted(shown) == sorted(file.name for file in tmp_path.iterdir())
+    assert all((PAGE.parent / "pictures" / name).exists() for name in shown)
