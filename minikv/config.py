@@ -73,6 +73,8 @@ class ModelConfig:
     qk_nope_head_dim: int = 0
     qk_rope_head_dim: int = 0
     v_head_dim: int = 0
+    latent_norm: bool = True  # RMSNorm of the latent before it is cached; False in rewritten checkpoints (convert.py)
+    n_rope_heads: int = 1  # keys that lie side by side in the rotary key and turn alike; 1 in DeepSeek's models
 
     # Feed-forward
     activation: str = "silu"
@@ -117,18 +119,26 @@ class ModelConfig:
                 raise ValueError(f"unknown {name} {getattr(self, name)!r}: known are {', '.join(known)}")
         if self.rope_theta is None and self.max_positions is None:
             raise ValueError("learned positions (rope_theta=None) need max_positions, got None")
-        rotary = (
-            self.qk_rope_head_dim if self.is_mla else (self.head_dim if self.rotary_dim is None else self.rotary_dim)
-        )
+        if self.n_rope_heads < 1 or self.qk_rope_head_dim % self.n_rope_heads:
+            raise ValueError(
+                f"qk_rope_head_dim {self.qk_rope_head_dim} cannot hold {self.n_rope_heads} rotary keys of one width"
+            )
+        rotary = self.head_dim if self.rotary_dim is None else self.rotary_dim
+        if self.is_mla:
+            rotary = self.qk_rope_head_dim // self.n_rope_heads
         if self.rope_theta is not None and (rotary % 2 or not 0 <= rotary <= max(self.head_dim, self.qk_rope_head_dim)):
             raise ValueError(f"the rotary width must be even and within head_dim {self.head_dim}, got {rotary}")
-        if (
-            self.is_mla
-            and min(self.kv_lora_rank or 0, self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim) < 1
+        # A key may consist of one of its parts alone, but rotating positions need channels to rotate.
+        least = 0 if self.rope_theta is None else 1
+        if self.is_mla and (
+            min(self.kv_lora_rank or 0, self.v_head_dim, self.qk_nope_head_dim + self.qk_rope_head_dim) < 1
+            or self.qk_nope_head_dim < 0
+            or self.qk_rope_head_dim < least
         ):
             raise ValueError(
-                f"latent attention needs positive kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim and v_head_dim, got "
-                f"{self.kv_lora_rank}, {self.qk_nope_head_dim}, {self.qk_rope_head_dim} and {self.v_head_dim}"
+                f"latent attention needs positive kv_lora_rank, v_head_dim and qk_nope_head_dim + qk_rope_head_dim, "
+                f"with qk_rope_head_dim at least {least}, got {self.kv_lora_rank}, {self.v_head_dim} and "
+                f"{self.qk_nope_head_dim} + {self.qk_rope_head_dim}"
             )
         if self.n_experts and not 1 <= self.n_experts_per_token <= self.n_experts:
             raise ValueError(f"n_experts_per_token must be within 1..{self.n_experts}, got {self.n_experts_per_token}")
@@ -227,7 +237,8 @@ def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
                 shapes[p + "q_b"] = (c.n_heads * width, c.q_lora_rank)
             if not shares:
                 shapes[p + "kv_a"] = ((c.kv_lora_rank or 0) + c.qk_rope_head_dim, c.d_model)
-                shapes[p + "kv_a_norm"] = (c.kv_lora_rank or 0,)
+                if c.latent_norm:
+                    shapes[p + "kv_a_norm"] = (c.kv_lora_rank or 0,)
             shapes[p + "kv_b"] = (c.n_heads * (c.qk_nope_head_dim + c.v_head_dim), c.kv_lora_rank or 0)
             shapes[p + "o"] = (c.d_model, c.n_heads * c.v_head_dim)
         else:

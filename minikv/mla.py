@@ -28,8 +28,9 @@ class LatentAttention:
     """Attend with N heads whose keys and values are made from one cached row of C + R numbers per token.
 
     weights: `q` [N (P + R), D], or `q_a` [Q, D], `q_a_norm` [Q] and `q_b` [N (P + R), Q] when queries are compressed
-    too; `kv_a` [C + R, D]; `kv_a_norm` [C]; `kv_b` [N (P + V), C], each head's key rows W_uk before its value rows
-    W_uv; `o` [D, N V]. P is qk_nope_head_dim, R qk_rope_head_dim, V v_head_dim, C kv_lora_rank, Q q_lora_rank.
+    too; `kv_a` [C + R, D]; `kv_a_norm` [C], absent without `latent_norm`; `kv_b` [N (P + V), C], each head's key rows
+    W_uk before its value rows W_uv; `o` [D, N V]. P is qk_nope_head_dim, R qk_rope_head_dim, V v_head_dim,
+    C kv_lora_rank, Q q_lora_rank.
 
     `form` is "absorbed", "expanded" or None for whichever takes fewer operations in the step at hand.
     """
@@ -52,7 +53,9 @@ class LatentAttention:
         xp, c, w = namespace(x), self.config, self.weights
         q_nope, q_rope = self._queries(x, rotary)
         down = linear(x, w["kv_a"])[:, None, ...]  # [B, 1, T, C+R]: equations 41 and 43
-        latent = rms_norm(down[..., : c.kv_lora_rank], w["kv_a_norm"], c.norm_eps)
+        latent = down[..., : c.kv_lora_rank]
+        if c.latent_norm:
+            latent = rms_norm(latent, w["kv_a_norm"], c.norm_eps)
         row = xp.concat([latent, self._rotated(down[..., c.kv_lora_rank :], rotary)], axis=-1)
         k_pos, row = cache.extend(pos, row)
         form = self.form or cheaper_form(c, x.shape[1], row.shape[2])

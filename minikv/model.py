@@ -180,14 +180,17 @@ def rope_of_windows(config: ModelConfig) -> dict[int | None, tuple[np.ndarray, f
     learned.
 
     Windowed layers with a base of their own are not scaled: what they see is never far away (Gemma 3, arXiv
-    2503.19786).
+    2503.19786). A rotary key made of `n_rope_heads` keys repeats the frequencies of one.
     """
     if config.rope_theta is None:
         return {}
-    width = config.qk_rope_head_dim if config.is_mla else (config.rotary_dim or config.head_dim)
+    width, repeats = config.rotary_dim or config.head_dim, 1
+    if config.is_mla:
+        width, repeats = config.qk_rope_head_dim // config.n_rope_heads, config.n_rope_heads
     full = rope_frequencies(width, config.rope_theta, config.rope_scaling)
     local = full if config.rope_local_theta is None else rope_frequencies(width, config.rope_local_theta)
-    return {window: full if window is None else local for window in config.windows}
+    tables = {window: full if window is None else local for window in config.windows}
+    return {window: (np.tile(frequencies, repeats), factor) for window, (frequencies, factor) in tables.items()}
 
 
 def check_weights(weights: dict[str, Array], config: ModelConfig) -> None:
