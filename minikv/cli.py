@@ -151,7 +151,7 @@ def _draw(picture: str, configs: dict[str, ModelConfig], plan: Plan, path: Path)
         pictures.draw_fits(configs, plan.device, path, plan.devices, *formats)
     else:
         name, config = next(iter(configs.items()))
-        pictures.draw_roofline(name, config, plan.device, path, plan.context, *formats)
+        pictures.draw_roofline(name, config, plan.device, path, plan.context, plan.devices, *formats)
 
 
 # minikv models

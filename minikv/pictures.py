@@ -15,6 +15,7 @@ from typing import Any
 from . import cost
 from .config import ModelConfig
 from .presets import devices, models
+from .report import si
 
 TEN_MODELS = (
     *("llama-2-13b", "llama-3.1-405b", "qwen2.5-72b", "llama-3-8b", "gemma-3-27b", "deepseek-v3"),
@@ -87,75 +88,74 @@ def draw_roofline(
     device: cost.Device,
     path: Path,
     context: int = 4096,
+    count: int = 1,
     format: cost.Format = cost.BF16,
     weight_format: cost.Format | None = None,
 ) -> None:
-    """Draw the device's roofline and on it a prefill and a decode step at batch 1, 8, 64 and 512.
+    """Draw the roofline of `count` devices and on it a prefill and a decode step at batch 1, 8, 64 and 512.
 
     Each point is what the step can reach at best: its operations / `best_time`.
     """
     figure, axes = _figure(path)
     axes.set_xscale("log")
     axes.set_yscale("log")
-    peak, bandwidth = device.operations_per_second / 1e12, device.bytes_per_second / 1e12
-    ridge = peak / bandwidth
-    steps = {"decode": (1, context - 1, "o", "#b3441e"), "prefill": (context, 0, "s", "#1b6ca8")}
-    points: dict[str, list[tuple[int, float]]] = {}
-    for phase, (new, past, _, _) in steps.items():
-        works = {
-            batch: cost.total(cost.step_cost(config, batch, new, past, format, weight_format))
-            for batch in (1, 8, 64, 512)
-        }
-        points[phase] = [(batch, work.intensity) for batch, work in works.items()]
-    intensities = [intensity for phase in points.values() for _, intensity in phase]
-    left, right = min(*intensities, ridge) / 4, max(*intensities, ridge) * 4
+    peak, bandwidth = count * device.operations_per_second / 1e12, count * device.bytes_per_second / 1e12
+    ridge, fitting = peak / bandwidth, cost.max_batch(config, count * device.memory, context, format, weight_format)
+    intensities = {
+        (phase, batch): cost.total(cost.step_cost(config, batch, new, past, format, weight_format)).intensity
+        for phase, new, past in (("decode", 1, context - 1), ("prefill", context, 0))
+        for batch in (1, 8, 64, 512)
+    }
+    left, right = min(*intensities.values(), ridge) / 4, max(*intensities.values(), ridge) * 4
     axes.plot([left, ridge, right], [left * bandwidth, peak, peak], color="#444444", linewidth=2)
     axes.axvline(ridge, color="#999999", linewidth=1, linestyle=":")
     axes.set_xlim(left, right)
     axes.set_ylim(left * bandwidth / 2, peak * 6)
-    fitting = cost.max_batch(config, device.memory, context, format, weight_format)
-    for phase, (_, _, marker, colour) in steps.items():
-        for batch, intensity in points[phase]:
+    for phase, marker, colour in (("decode", "o", "#b3441e"), ("prefill", "s", "#1b6ca8")):
+        points = {batch: x for (of_phase, batch), x in intensities.items() if of_phase == phase}
+        for batch, x in points.items():
             fill = colour if batch <= fitting else "white"
-            axes.plot(intensity, min(peak, intensity * bandwidth), marker, color=colour, mfc=fill, markersize=8)
-        _label_points(axes, phase, points[phase], peak, bandwidth, colour)
-    axes.text(left * 1.3, peak * 1.12, f"compute: {peak:,.3g} TFLOP/s", va="bottom")
-    middle = math.sqrt(left * ridge)
-    axes.text(middle, middle * bandwidth * 1.6, f"memory: {bandwidth:,.3g} TB/s", va="bottom", ha="right")
+            axes.plot(x, min(peak, x * bandwidth), marker, color=colour, mfc=fill, markersize=8)
+        for batches, x in _close_together(points, ridge, right / left):
+            up, flat = (1 if phase == "prefill" else -1), x >= ridge
+            axes.annotate(
+                f"{phase}\nbatch {', '.join(map(str, batches))}",
+                (x, min(peak, x * bandwidth)),
+                xytext=(0 if flat else -10 * up, 8 * up),
+                textcoords="offset points",
+                va="bottom" if up > 0 else "top",
+                ha="left" if up < 0 else ("center" if flat else "right"),
+                color=colour,
+            )
+    ceilings = f"compute: {si(peak * 1e12, 'FLOP/s')}\nmemory: {si(bandwidth * 1e12, 'B/s')}"
+    axes.text(0.02, 0.98, ceilings, va="top", transform=axes.transAxes)
     axes.text(ridge, left * bandwidth / 1.7, f" ridge: {ridge:,.0f} FLOP/byte", va="bottom", color="#555555")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter("{x:,g}")
     axes.set_xlabel("arithmetic intensity, FLOP per byte moved")
     axes.set_ylabel("attainable rate, TFLOP/s")
+    memory = f"{count * device.memory / 1e9:,.0f} GB"
     axes.set_title(
-        f"{name} on {device.name}: prefill and decode under the roofline\n"
-        f"({context:,} tokens of context, {format.name}; hollow: batch does not fit in {device.memory / 1e9:,.0f} GB)"
+        f"{name} on {count} x {device.name}: prefill and decode under the roofline\n"
+        f"({context:,} tokens of context, {format.name}; hollow: the batch does not fit in {memory})"
     )
     _save(figure, path)
 
 
-def _label_points(
-    axes: Any, phase: str, points: Sequence[tuple[int, float]], peak: float, bandwidth: float, colour: str
-) -> None:
-    """Write the batch beside each point; points that lie too close share one label."""
-    groups: list[list[tuple[int, float]]] = []
-    for batch, intensity in points:
-        if groups and intensity < groups[-1][-1][1] * 1.6:
-            groups[-1].append((batch, intensity))
+def _close_together(points: Mapping[int, float], ridge: float, span: float) -> list[tuple[list[int], float]]:
+    """Gather batches whose points lie too close for a label each: (batches, their middle) per label.
+
+    On the slope labels need little room beside each other, on the flat roof a good part of the axis.
+    """
+    groups: list[list[int]] = []
+    for batch, x in points.items():
+        before = points[groups[-1][-1]] if groups else 0.0
+        room = span ** (0.25 if before >= ridge else 0.12 if x >= ridge else 0.07)
+        if x < before * room:
+            groups[-1].append(batch)
         else:
-            groups.append([(batch, intensity)])
-    for group in groups:
-        batches = ", ".join(str(batch) for batch, _ in group)
-        intensity = math.sqrt(group[0][1] * group[-1][1])
-        axes.annotate(
-            f"{phase}\nbatch {batches}",
-            (intensity, min(peak, intensity * bandwidth)),
-            xytext=(10, -10) if intensity * bandwidth < peak else (0, -10),
-            textcoords="offset points",
-            va="top",
-            ha="left" if intensity * bandwidth < peak else "center",
-            color=colour,
-        )
+            groups.append([batch])
+    return [(group, math.sqrt(points[group[0]] * points[group[-1]])) for group in groups]
 
 
 def _figure(path: Path) -> tuple[Any, Any]:
