@@ -27,11 +27,11 @@ View = Callable[[ModelConfig, np.ndarray], tuple[np.ndarray, tuple[int, ...]]]
 class Layout:
     """Tell how a family stores the weights that `weight_shapes` lists.
 
-    `names` maps the last part of our name to the file's names, with `{layer}` and `{expert}` where they are counted; the
-    rows of several follow each other. `views` maps a file's name (as it stands in `names`) to the way it looks at its part
-    of the weight, where that is not the plain one. `norm_offset` is added to every norm's weights (1 for families that
-    compute 1 + weight). Names that match `ignored` may be there and are not read. Files saved from a bare stack, without
-    its output head, lack the `prefix` in all their names.
+    `names` maps the last part of our name to the file's names, with `{layer}` and `{expert}` where they are counted;
+    the rows of several follow each other. `views` maps a file's name (as it stands in `names`) to the way it looks at
+    its part of the weight, where that is not the plain one. `norm_offset` is added to every norm's weights (1 for
+    families that compute 1 + weight). Names that match `ignored` may be there and are not read. Files saved from a bare
+    stack, without its output head, lack the `prefix` in all their names.
     """
 
     names: Mapping[str, tuple[str, ...]]

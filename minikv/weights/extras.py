@@ -7,7 +7,7 @@ from typing import Any
 
 
 def optional(name: str, purpose: str) -> Any:
-    """Import and return an optional library. Raises ImportError in one line that says what needs it and how to get it."""
+    """Import a library that may be missing. Raises ImportError in one line: what needs it, and what to install."""
     try:
         return importlib.import_module(name)
     except ImportError:

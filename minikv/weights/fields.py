@@ -54,6 +54,13 @@ class Fields:
             raise ValueError(f"{self.where}: field {name!r} must be true or false, got {value!r:.80}")
         return value
 
+    def text(self, name: str, default: Any = _MISSING) -> Any:
+        """Return a string. Raises ValueError for anything else."""
+        value = self.take(name, default)
+        if value is not default and not isinstance(value, str):
+            raise ValueError(f"{self.where}: field {name!r} must be a string, got {value!r:.80}")
+        return value
+
     def finish(self, harmless: Collection[str], no_effect: Mapping[str, Collection[Any]]) -> None:
         """Refuse by name any setting nobody took, unless it is harmless or at a value that changes nothing."""
         for name, value in self._values.items():

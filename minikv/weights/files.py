@@ -20,16 +20,14 @@ def file_size(path: Path) -> int:
 
 
 def inside(folder: Path, name: str, index: Path | None = None) -> Path:
-    """Return the path of a file in the folder. Raises ValueError, naming who wanted it, when it lies or leads elsewhere."""
+    """Return the path of a file in the folder. Raises ValueError when it lies, or leads as a link, anywhere else."""
     path = folder / name
     try:
         contained = path.name == name and path.resolve().parent == folder.resolve()
     except (OSError, ValueError, RuntimeError):  # a null byte, a name too long, links in a circle
         contained = False
     if not contained:
-        raise ValueError(
-            f"{index or folder}: the file {name!r:.200} is not in the folder, or a link that leads out of it"
-        )
+        raise ValueError(f"{index or folder}: the file {name!r:.200} is not in the folder, or leads out of it")
     return path
 
 

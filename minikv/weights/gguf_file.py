@@ -16,11 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ..config import ModelConfig
-from ..rope import rope_frequencies
-from .assemble import Layout
 from .extras import optional
-from .fields import Fields
 from .files import file_size
 from .stored import Stored, check_extents
 
@@ -55,9 +51,9 @@ class GGUF:
 def read_gguf(path: Path) -> GGUF:
     """Read the header of a GGUF file; the tensors' data stays in the file.
 
-    Metadata values are Python scalars and strings, lists of strings, and NumPy arrays of numbers. Raises ValueError in one
-    line, naming the file and the key or tensor, for anything that is cut short, out of range or contradictory; every
-    count is compared with the bytes that are left before it is believed.
+    Metadata values are Python scalars and strings, lists of strings, and NumPy arrays of numbers. Raises ValueError in
+    one line, naming the file and the key or tensor, for anything that is cut short, out of range or contradictory;
+    every count is compared with the bytes that are left before it is believed.
     """
     size = file_size(path)
     if size < 24:
@@ -186,135 +182,3 @@ def _stored(path: Path, name: str, shape: tuple[int, ...], kind: int, offset: in
 
     row_bytes = shape[-1] // block * block_bytes
     return Stored(path, name, shape, offset, prod(shape[:-1]) * row_bytes, decode)
-
-
-def paired_rows(config: ModelConfig, weight: np.ndarray) -> tuple[np.ndarray, tuple[int, ...]]:
-    """Look at query or key rows as a `llama` file orders them: the two channels of a rotary pair beside each other.
-
-    A head of the weight has the rows (a0 a1 .. b0 b1 ..), a head in the file (a0 b0 a1 b1 ..).
-    """
-    heads = weight.reshape(-1, 2, config.head_dim // 2, weight.shape[-1])
-    return heads.swapaxes(1, 2), weight.shape
-
-
-_LLAMA = {
-    "embed": ("token_embd.weight",),
-    "final_norm": ("output_norm.weight",),
-    "head": ("output.weight",),
-    "attn_norm": ("blk.{layer}.attn_norm.weight",),
-    "qkv": ("blk.{layer}.attn_q.weight", "blk.{layer}.attn_k.weight", "blk.{layer}.attn_v.weight"),
-    "o": ("blk.{layer}.attn_output.weight",),
-    "ffn_norm": ("blk.{layer}.ffn_norm.weight",),
-    "gate_up": ("blk.{layer}.ffn_gate.weight", "blk.{layer}.ffn_up.weight"),
-    "down": ("blk.{layer}.ffn_down.weight",),
-}
-_GEMMA3 = {
-    **_LLAMA,
-    "q_norm": ("blk.{layer}.attn_q_norm.weight",),
-    "k_norm": ("blk.{layer}.attn_k_norm.weight",),
-    "attn_post_norm": ("blk.{layer}.post_attention_norm.weight",),
-    "ffn_post_norm": ("blk.{layer}.post_ffw_norm.weight",),
-}
-LAYOUTS = {
-    "llama": Layout(
-        _LLAMA,
-        views={"blk.{layer}.attn_q.weight": paired_rows, "blk.{layer}.attn_k.weight": paired_rows},
-        ignored=r"rope_freqs\.weight",  # read into the configuration
-    ),
-    "gemma3": Layout(_GEMMA3),  # its norms are stored with the 1 of (1 + weight) already added
-}
-
-
-def gguf_config(file: GGUF) -> ModelConfig:
-    """Translate a file's metadata into a configuration.
-
-    Raises ValueError naming the file and the key: for an unknown architecture, a missing or impossible value, and for any
-    setting of the architecture that is not understood, since it would change the result.
-    """
-    architecture = file.metadata.get("general.architecture")
-    if architecture not in LAYOUTS:
-        known = ", ".join(LAYOUTS)
-        raise ValueError(f"{file.path}: architecture {architecture!r:.80} is not supported; known are {known}")
-    if file.metadata.get("split.count", 1) != 1:
-        raise ValueError(f"{file.path}: this is one part of {file.metadata['split.count']}; join the parts first")
-    start = f"{architecture}."
-    own = {key.removeprefix(start): value for key, value in file.metadata.items() if key.startswith(start)}
-    f = Fields(own, f"{file.path} ({architecture})")
-    n_layers, d_model, n_heads = f.whole("block_count"), f.whole("embedding_length"), f.whole("attention.head_count")
-    if n_layers > len(file.tensors):
-        raise ValueError(f"{file.path}: {n_layers} layers cannot be made of {len(file.tensors)} tensors")
-    head_dim = f.whole("attention.key_length", d_model // max(n_heads, 1))
-    if f.whole("attention.value_length", head_dim) != head_dim:
-        value_length = f.whole("attention.value_length")
-        raise ValueError(f"{f.where}: key_length {head_dim} and value_length {value_length} differ")
-    common: dict[str, Any] = dict(
-        vocab_size=f.whole("vocab_size", len(file.metadata.get("tokenizer.ggml.tokens", ()))),
-        d_model=d_model,
-        n_layers=n_layers,
-        n_heads=n_heads,
-        n_kv_heads=f.whole("attention.head_count_kv", n_heads),
-        head_dim=head_dim,
-        d_ff=f.whole("feed_forward_length"),
-        tied_embeddings="output.weight" not in file.tensors,
-        norm_eps=f.number("attention.layer_norm_rms_epsilon"),
-        rope_theta=f.number("rope.freq_base", 10000.0),
-        rotary_dim=f.whole("rope.dimension_count", head_dim),
-        rope_scaling=_rope_scaling(f),
-        max_positions=f.whole("context_length", None),
-    )
-    special = _gemma3(f, common) if architecture == "gemma3" else _llama(f, common, file)
-    f.finish(harmless=(), no_effect={"expert_count": (0,), "expert_used_count": (0,)})
-    return ModelConfig(**common, **special)
-
-
-def _rope_scaling(f: Fields) -> dict[str, Any] | None:
-    kind = f.take("rope.scaling.type", "none")
-    f.flag("rope.scaling.finetuned", False)
-    factor = f.number("rope.scaling.factor", None)
-    original = f.whole("rope.scaling.original_context_length", None)
-    if kind == "none":
-        return None
-    if kind == "linear":
-        return {"rope_type": "linear", "factor": factor}
-    if kind == "yarn":
-        return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
-    raise ValueError(f"{f.where}: rope.scaling.type {kind!r:.80} is not supported; known are none, linear and yarn")
-
-
-def _llama(f: Fields, common: dict[str, Any], file: GGUF) -> dict[str, Any]:
-    if "rope_freqs.weight" not in file.tensors:
-        return {}
-    # Llama 3.1 and later: the file lists the divisor of every frequency but not the recipe, whose other numbers are the
-    # same for all published models; the factor is the largest divisor.
-    divisors = np.empty(file.tensors["rope_freqs.weight"].shape)
-    file.tensors["rope_freqs.weight"].copy_to(divisors)
-    recipe = {"rope_type": "llama3", "factor": float(divisors.max()), "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    recipe["original_max_position_embeddings"] = 8192
-    plain, _ = rope_frequencies(common["rotary_dim"], common["rope_theta"])
-    scaled, _ = rope_frequencies(common["rotary_dim"], common["rope_theta"], recipe)
-    if divisors.shape != plain.shape or not np.allclose(plain / scaled, divisors, rtol=1e-5, atol=0):
-        raise ValueError(f"{file.path}: tensor 'rope_freqs.weight' does not hold the frequencies of Llama 3")
-    return {"rope_scaling": recipe}
-
-
-def _gemma3(f: Fields, common: dict[str, Any]) -> dict[str, Any]:
-    d_model, n_layers = common["d_model"], common["n_layers"]
-    pattern = f.take("attention.sliding_window_pattern", 6)
-    if isinstance(pattern, np.ndarray):  # one flag a layer
-        letters = "".join("L" if windowed else "G" for windowed in pattern)
-    else:
-        letters = "L" * (f.whole("attention.sliding_window_pattern", 6) - 1) + "G"
-    # The 27B model alone scales by the width of the model over the heads; the file does not say so.
-    scale_width = d_model / common["n_heads"] if n_layers == 62 else common["head_dim"]
-    return dict(
-        window=f.whole("attention.sliding_window"),
-        layer_pattern=letters,
-        attn_scale=scale_width**-0.5,
-        attn_softcap=f.number("attn_logit_softcapping", None),
-        final_softcap=f.number("final_logit_softcapping", None),
-        rope_local_theta=f.number("rope.freq_base_swa", 10000.0),
-        post_norms=True,
-        qk_norm=True,
-        embed_scale=d_model**0.5,
-        activation="gelu_tanh",
-    )

@@ -1,7 +1,7 @@
 """What does a Hugging Face folder hold: one configuration, and the tensors of one or many files?
 
-`config.json` is translated by the family's entry in `families.py`. Weights come from `model.safetensors`, or from the files
-that `model.safetensors.index.json` lists, which must lie in the folder itself.
+`config.json` is translated by the family's entry in `families.py`. Weights come from `model.safetensors`, or from the
+files that `model.safetensors.index.json` lists, which must lie in the folder itself.
 """
 
 from __future__ import annotations

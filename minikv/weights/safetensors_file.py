@@ -1,8 +1,8 @@
 """What does a safetensors file hold, and can its header be believed?
 
-The library `safetensors` hands NumPy no bfloat16 and whole tensors only. The format is an 8-byte length, that many bytes of
-JSON, and raw little-endian numbers; reading it here lets every count be checked and every tensor be read in slices.
-Format: the safetensors project's README, section Format.
+The library `safetensors` hands NumPy no bfloat16 and whole tensors only. The format is an 8-byte length, that many
+bytes of JSON, and raw little-endian numbers; reading it here lets every count be checked and every tensor be read in
+slices. Format: the safetensors project's README, section Format.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _DECODERS: dict[str, tuple[int, Callable[[np.ndarray], np.ndarray]]] = {
 def read_safetensors(path: Path) -> dict[str, Stored]:
     """List the tensors of a safetensors file; their data stays in the file.
 
-    Raises ValueError in one line, naming the file and the tensor, for a header that is cut short, lies about a length, is not
-    JSON, or describes tensors that overlap, reach outside the file, do not match their shape, or are not F16, BF16, F32 or
-    F64.
+    Raises ValueError in one line, naming the file and the tensor, for a header that is cut short, lies about a length,
+    is not JSON, or describes tensors that overlap, reach outside the file, do not match their shape, or are not F16,
+    BF16, F32 or F64.
     """
     size = file_size(path)
     with open(path, "rb") as file:
@@ -58,7 +58,9 @@ def _stored(path: Path, name: str, entry: Any, start: int) -> Stored:
     what = f"{path}: tensor {name!r:.200}"
     if not isinstance(entry, dict):
         raise ValueError(f"{what} is described by {entry!r:.80}, not by an object")
-    dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
+    dtype: Any = entry.get("dtype")
+    shape: Any = entry.get("shape")
+    offsets: Any = entry.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in _DECODERS:
         raise ValueError(f"{what} has dtype {dtype!r:.80}; supported are {', '.join(_DECODERS)}")
     if not _counts(shape) or len(shape) > 8 or 0 in shape:

@@ -1,7 +1,7 @@
 """Where do tensors lie in files, and how do their bytes become numbers?
 
-A reader lists what a file holds as `Stored` tensors: checked sizes and offsets, no data. Which weight a tensor belongs to
-is `assemble.py`'s matter.
+A reader lists what a file holds as `Stored` tensors: checked sizes and offsets, no data. Which weight a tensor belongs
+to is `assemble.py`'s matter.
 """
 
 from __future__ import annotations

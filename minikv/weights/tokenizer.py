@@ -1,7 +1,8 @@
 """How does text become token ids and back, and a conversation a prompt, exactly as a checkpoint's authors did it?
 
-The `tokenizers` library does the splitting and merging. This module rebuilds its parts from what a GGUF file or a Hugging
-Face folder says about them, and renders chat templates in a sandbox, because they are programs that come with the file.
+The `tokenizers` library does the splitting and merging. This module rebuilds its parts from what a GGUF file or a
+Hugging Face folder says about them, and renders chat templates in a sandbox, because they are programs that come with
+the file.
 """
 
 from __future__ import annotations
@@ -13,15 +14,22 @@ from pathlib import Path
 from typing import Any
 
 from .extras import optional
+from .fields import Fields
 from .files import inside, read_json
 
 _NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4  # kinds of tokens in GGUF files
 _SPACE = "\u2581"  # how SentencePiece vocabularies spell a space
-_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
+# What chat templates call the special tokens, and GGUF files their ids.
+_SPECIAL_IDS = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "pad_token": "padding_token_id",
+}
 
-# The pattern that cuts text into words before byte pairs are merged, by the names GGUF files give it; "" is GPT-2's, which
-# the library has built in. `smollm` stands here as transformers reads it: the original also isolates every digit, which
-# changes the spaces before a number only.
+# The pattern that cuts text into words before byte pairs are merged, by the names GGUF files give it; "" is GPT-2's,
+# which the library has built in. `smollm` stands here as transformers reads it: the original also isolates every digit,
+# which changes the spaces before a number only.
 _LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -54,8 +62,8 @@ class Tokenizer:
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Return the ids of a text. Special tokens written out in it become their ids.
 
-        `special` also puts around the text what the checkpoint wants there (Gemma: its first token); pass False for text
-        from `chat`, whose template has done so.
+        `special` also puts around the text what the checkpoint wants there (Gemma: its first token); pass False for
+        text from `chat`, whose template has done so.
         """
         return self._core.encode(text, add_special_tokens=special).ids
 
@@ -94,7 +102,7 @@ class Tokenizer:
         try:
             template = environment.from_string(self._template)
             return template.render(messages=messages, add_generation_prompt=answer, **self._specials)
-        except jinja2.TemplateError as error:
+        except Exception as error:  # a template is a program: it can fail in any way
             raise ValueError(f"the chat template failed: {' '.join(str(error).split())}") from None
 
 
@@ -102,126 +110,109 @@ def gguf_tokenizer(metadata: Mapping[str, Any], path: Path) -> Tokenizer:
     """Rebuild the tokenizer that a GGUF file's metadata describes.
 
     "gpt2" is byte-level BPE with the file's merges. "llama" is SentencePiece's BPE: it lists no merges, so every way to
-    split a token into two others is one, and the token that comes first in the vocabulary (Gemma) or has the higher score
-    (Llama) is made first. Raises ValueError naming the file and the key for anything else.
+    split a token into two others is one, and the token that comes first in the vocabulary (Gemma) or has the higher
+    score (Llama) is made first. Raises ValueError naming the file and the key for anything else.
     """
     optional("tokenizers", "a tokenizer")
-    settings = {
-        key.removeprefix("tokenizer.ggml."): v for key, v in metadata.items() if key.startswith("tokenizer.ggml.")
-    }
-    tokens = settings.get("tokens")
+    start = "tokenizer.ggml."
+    own = {key.removeprefix(start): value for key, value in metadata.items() if key.startswith(start)}
+    f = Fields(own, f"{path} (tokenizer.ggml)")
+    tokens, model = f.take("tokens"), f.text("model")
     if not isinstance(tokens, list) or not tokens:
-        raise ValueError(f"{path}: metadata key 'tokenizer.ggml.tokens' is missing or no list of strings")
-    kinds = settings.get("token_type", [_NORMAL] * len(tokens))
-    if len(kinds) != len(tokens):
-        raise ValueError(f"{path}: {len(tokens)} tokens cannot have {len(kinds)} token types")
-    model = settings.get("model")
+        raise ValueError(f"{f.where}: field 'tokens' must be a list of strings")
+    kinds = f.take("token_type", [_NORMAL] * len(tokens))
+    if not hasattr(kinds, "__len__") or len(kinds) != len(tokens):
+        raise ValueError(f"{f.where}: field 'token_type' must list {len(tokens)} numbers, one a token")
+    ids = {key: f.whole(key, None) for key in [*_SPECIAL_IDS.values(), "eot_token_id", "eom_token_id"]}
+    for key, value in ids.items():
+        if value is not None and value >= len(tokens):
+            raise ValueError(f"{f.where}: {key} {value} is outside the vocabulary of {len(tokens)}")
+    specials = {name: tokens[ids[key]] for name, key in _SPECIAL_IDS.items() if ids[key] is not None}
     if model == "gpt2":
-        core = _byte_level(settings, kinds, path)
+        core = _byte_level(f, tokens, kinds)
     elif model == "llama":
-        core = _sentence_piece(settings, kinds, str(metadata.get("general.architecture")).startswith("gemma"), path)
+        core = _sentence_piece(f, tokens, kinds, specials, metadata["general.architecture"].startswith("gemma"))
     else:
-        raise ValueError(f"{path}: tokenizer.ggml.model {model!r:.80} is not supported; known are gpt2 and llama")
-
-    def token_id(key: str) -> int | None:
-        value = settings.get(key)
-        if value is not None and not (isinstance(value, int) and 0 <= value < len(tokens)):
-            raise ValueError(f"{path}: tokenizer.ggml.{key} {value!r:.80} is outside the vocabulary of {len(tokens)}")
-        return value
-
-    specials = {}
-    for name, key in zip(
-        _SPECIAL_NAMES, ("bos_token_id", "eos_token_id", "unknown_token_id", "padding_token_id"), strict=True
-    ):
-        if token_id(key) is not None:
-            specials[name] = tokens[settings[key]]
-    eos_ids = [i for key in ("eos_token_id", "eot_token_id", "eom_token_id") if (i := token_id(key)) is not None]
+        raise ValueError(f"{f.where}: model {model!r:.80} is not supported; known are gpt2 and llama")
     # Files that do not say leave it to the reader: SentencePiece texts begin with a special token.
-    _surround(core, specials, settings.get("add_bos_token", model == "llama"), settings.get("add_eos_token", False))
-    template = metadata.get("tokenizer.chat_template")
-    return Tokenizer(core, specials, eos_ids, template if isinstance(template, str) else None)
+    _surround(core, specials, f.flag("add_bos_token", model == "llama"), f.flag("add_eos_token", False))
+    eos_ids = [ids[key] for key in ("eos_token_id", "eot_token_id", "eom_token_id") if ids[key] is not None]
+    return Tokenizer(core, specials, eos_ids, Fields(metadata, str(path)).text("tokenizer.chat_template", None))
 
 
-def _byte_level(settings: Mapping[str, Any], kinds: Sequence[int], path: Path) -> Any:
+def _byte_level(f: Fields, tokens: list[str], kinds: Sequence[int]) -> Any:
     import tokenizers as t
 
-    words = settings.get("pre", "default")
-    if words not in _WORDS:
-        raise ValueError(f"{path}: tokenizer.ggml.pre {words!r:.80} is not supported; known are {', '.join(_WORDS)}")
-    merges = [tuple(merge.split(" ")) for merge in settings.get("merges", [])]
-    if any(len(merge) != 2 for merge in merges):
-        raise ValueError(f"{path}: tokenizer.ggml.merges holds an entry that is not two tokens")
-    vocabulary = {token: index for index, token in enumerate(settings["tokens"])}
+    name, merges = f.text("pre", "default"), f.take("merges", [])
+    if name not in _WORDS:
+        raise ValueError(f"{f.where}: pre {name!r:.80} is not supported; known are {', '.join(_WORDS)}")
+    pairs = [tuple(merge.split(" ")) for merge in merges if isinstance(merge, str)]
+    if any(len(pair) != 2 for pair in pairs):
+        raise ValueError(f"{f.where}: field 'merges' must list pairs of tokens")
+    words = _WORDS[name]
     # Llama 3 looks a whole word up before it merges.
-    core = _bpe(path, vocabulary, merges, ignore_merges=_WORDS[words] == _LLAMA3_WORDS)
-    split = t.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not _WORDS[words])
-    if _WORDS[words]:
-        pattern = t.pre_tokenizers.Split(t.Regex(_WORDS[words]), behavior="isolated")
-        split = t.pre_tokenizers.Sequence([pattern, split])
-    core.pre_tokenizer = split
+    core = _bpe(f, tokens, pairs, ignore_merges=words == _LLAMA3_WORDS)
+    core.pre_tokenizer = t.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not words)
+    if words:
+        split = t.pre_tokenizers.Split(t.Regex(words), behavior="isolated")
+        core.pre_tokenizer = t.pre_tokenizers.Sequence([split, core.pre_tokenizer])
     core.decoder = t.decoders.ByteLevel()
-    _add_whole(core, settings["tokens"], kinds)
+    _add_whole(core, tokens, kinds)
     return core
 
 
-def _sentence_piece(settings: Mapping[str, Any], kinds: Sequence[int], gemma: bool, path: Path) -> Any:
+def _sentence_piece(
+    f: Fields, tokens: list[str], kinds: Sequence[int], specials: Mapping[str, str], gemma: bool
+) -> Any:
     import tokenizers as t
 
-    tokens = settings["tokens"]
-    if gemma:  # spells runs of spaces as they are, and means what all others spell with the replacement
-        tokens = [_SPACE * len(token) if token.isspace() and set(token) == {" "} else token for token in tokens]
-    vocabulary = {token: index for index, token in enumerate(tokens)}
     order: Iterable[int] = range(len(tokens))
-    if not gemma:
-        scores = settings.get("scores", ())
-        if len(scores) != len(tokens):
-            raise ValueError(f"{path}: {len(tokens)} tokens cannot have {len(scores)} scores")
-        order = sorted(order, key=lambda index: -scores[index])
+    if gemma:  # its files spell runs of spaces as they are, and these merge like any other token
+        runs = {index for index, token in enumerate(tokens) if set(token) == {" "}}
+        tokens = [_SPACE * len(token) if index in runs else token for index, token in enumerate(tokens)]
+        kinds = [_NORMAL if index in runs else kind for index, kind in enumerate(kinds)]
+    else:
+        scores = f.take("scores", [])
+        if not hasattr(scores, "__len__") or len(scores) != len(tokens):
+            raise ValueError(f"{f.where}: field 'scores' must list {len(tokens)} numbers, one a token")
+        order = sorted(order, key=lambda index: -float(scores[index]))
+    known = set(tokens)
     merges = [
         (token[:cut], token[cut:])
         for token in (tokens[index] for index in order)
         for cut in range(len(token) - 1, 0, -1)
-        if token[:cut] in vocabulary and token[cut:] in vocabulary
+        if token[:cut] in known and token[cut:] in known
     ]
-    unknown = settings.get("unknown_token_id")
-    core = _bpe(
-        path,
-        vocabulary,
-        merges,
-        unk_token=tokens[unknown] if isinstance(unknown, int) and 0 <= unknown < len(tokens) else None,
-        fuse_unk=True,
-        byte_fallback=True,
-    )
-    steps = [t.decoders.Replace(_SPACE, " "), t.decoders.ByteFallback(), t.decoders.Fuse()]
-    if gemma or not settings.get("add_space_prefix", True):
+    core = _bpe(f, tokens, merges, unk_token=specials.get("unk_token"), fuse_unk=True, byte_fallback=True)
+    decoders = [t.decoders.Replace(_SPACE, " "), t.decoders.ByteFallback(), t.decoders.Fuse()]
+    if gemma or not f.flag("add_space_prefix", True):
         core.normalizer = t.normalizers.Replace(" ", _SPACE)
     else:
         core.pre_tokenizer = t.pre_tokenizers.Metaspace(replacement=_SPACE, prepend_scheme="first", split=False)
-        steps.append(t.decoders.Strip(" ", 1, 0))
-    core.decoder = t.decoders.Sequence(steps)
-    _add_whole(core, tokens, [_NORMAL if token.strip(_SPACE) == "" else kind for token, kind in zip(tokens, kinds)])
+        decoders.append(t.decoders.Strip(" ", 1, 0))
+    core.decoder = t.decoders.Sequence(decoders)
+    _add_whole(core, tokens, kinds)
     return core
 
 
-def _bpe(path: Path, vocabulary: dict[str, int], merges: list[tuple[str, ...]], **options: Any) -> Any:
+def _bpe(f: Fields, tokens: list[str], merges: Sequence[tuple[Any, ...]], **options: Any) -> Any:
     import tokenizers as t
 
+    vocabulary: Any = {token: index for index, token in enumerate(tokens)}
+    pairs: Any = merges
     try:
-        return t.Tokenizer(t.models.BPE(vocabulary, merges, **options))
+        return t.Tokenizer(t.models.BPE(vocabulary, pairs, **options))
     except Exception as error:  # the library raises bare Exceptions
-        raise ValueError(f"{path}: the tokenizer's merges do not fit its tokens: {error}") from None
+        raise ValueError(f"{f.where}: the merges do not fit the tokens: {' '.join(str(error).split())}") from None
 
 
 def _add_whole(core: Any, tokens: Sequence[str], kinds: Sequence[int]) -> None:
-    """Have control tokens and those the authors added found as a whole, anywhere in a text."""
+    """Have control tokens, and those that the authors added, found as a whole anywhere in a text."""
     import tokenizers as t
 
-    control = [t.AddedToken(s, normalized=False, special=True) for s, kind in zip(tokens, kinds) if kind == _CONTROL]
-    added = [
-        t.AddedToken(s, normalized=False, special=False) for s, kind in zip(tokens, kinds) if kind == _USER_DEFINED
-    ]
-    core.add_special_tokens(control)
-    core.add_tokens(added)
+    for wanted, special, add in ((_CONTROL, True, core.add_special_tokens), (_USER_DEFINED, False, core.add_tokens)):
+        found = [token for token, kind in zip(tokens, kinds, strict=True) if kind == wanted]
+        add([t.AddedToken(token, normalized=False, special=special) for token in found])
 
 
 def _surround(core: Any, specials: Mapping[str, str], begin: bool, end: bool) -> None:
@@ -258,7 +249,7 @@ def folder_tokenizer(folder: Path) -> Tokenizer | None:
 
     settings = optional_json("tokenizer_config.json")
     specials = {}
-    for name in _SPECIAL_NAMES:
+    for name in _SPECIAL_IDS:
         token = settings.get(name)
         token = token.get("content") if isinstance(token, dict) else token
         if isinstance(token, str):
