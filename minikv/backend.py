@@ -33,13 +33,17 @@ def namespace(*arrays: Array) -> Any:
 
     Raises TypeError when an argument is not an array, or when the arrays come from different libraries.
     """
-    libraries = {_library(array) for array in arrays if array is not None}
-    if len(libraries) == 1:
-        return libraries.pop()
-    if not libraries:
+    common = None
+    for array in arrays:
+        if array is not None:
+            library = _library(array)
+            if common is not None and library is not common:
+                names = f"{common.__name__} and {library.__name__}"
+                raise TypeError(f"arrays of different libraries in one call, {names}: move them with Backend.asarray")
+            common = library
+    if common is None:
         raise TypeError("namespace() needs at least one array, got none")
-    names = " and ".join(sorted(library.__name__ for library in libraries))
-    raise TypeError(f"arrays of different libraries in one call: {names}; move them with Backend.asarray first")
+    return common
 
 
 def _library(array: Array) -> Any:
@@ -81,9 +85,9 @@ class Backend:
     name: str
     xp: Any
 
-    def asarray(self, x: Any, dtype: str | None = None) -> Array:
+    def asarray(self, x: Any, dtype: Any = None) -> Array:
         """Turn numbers, a NumPy array or an array of this library into one of this library, as `dtype` if given."""
-        return self.xp.asarray(x) if dtype is None else self.xp.asarray(x, dtype=getattr(self.xp, dtype))
+        return self.xp.asarray(x, dtype=getattr(self.xp, dtype) if isinstance(dtype, str) else dtype)
 
     def to_numpy(self, x: Array) -> np.ndarray:
         """Copy an array of this library to the host. On a GPU this waits for the device."""
