@@ -15,8 +15,9 @@ from typing import Any, NoReturn
 from .config import ModelConfig
 from .presets import models
 from .weights.families import understand
-from .weights.gguf_file import gguf_config, read_gguf
-from .weights.hf import read_json
+from .weights.files import read_json
+from .weights.gguf_file import read_gguf
+from .weights.gguf_models import gguf_config
 
 TOKEN_UNITS = {"": 1, "k": 2**10, "m": 2**20}
 BYTE_UNITS = {"b": 1} | {

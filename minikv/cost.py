@@ -37,6 +37,7 @@ class Format:
         return max(2, self.bits // 8)
 
 
+# In 8 bits one scale for a whole tensor is usual and weighs nothing. In 4 bits the group is that of GGUF's Q4_0 blocks.
 FP32, FP16, BF16 = Format("fp32", 32), Format("fp16", 16), Format("bf16", 16)
 FP8, INT8, INT4 = Format("fp8", 8), Format("int8", 8), Format("int4", 4, group=32)
 FORMATS = {format.name: format for format in (FP32, FP16, BF16, FP8, INT8, INT4)}

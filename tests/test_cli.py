@@ -247,7 +247,7 @@ def test_pictures_are_drawn_and_say_what_they_show(
     told = {
         "context": ["llama-3-8b", "falcon-7b", "tokens per sequence", "GB", "128k"],
         "fits": ["llama-3-8b", "falcon-7b", "tokens per sequence", "largest batch", "h100"],
-        "roofline": ["llama-3-8b on h100", "FLOP per byte", "TFLOP/s", "prefill", "decode", "batch 1"],
+        "roofline": ["llama-3-8b on 1 x h100", "FLOP per byte", "TFLOP/s", "prefill", "decode", "batch 1"],
     }
     assert all(word in text for word in told[picture])
 
