@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from math import ceil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minikv import KVCache, Model, ModelConfig, cost, random_model, weight_shapes
+from minikv.arguments import as_model
 from minikv.cost import BF16, FP32, INT4, Device, Format, Work
 from minikv.presets import devices, models
 from minikv.presets.measure import measure_this
@@ -71,6 +74,19 @@ def test_every_preset_and_device_has_a_source() -> None:
     assert all(preset.source and preset.verified for preset in models().values())
     assert all(device.source for device in devices().values())
     assert list(devices()) == ["h100", "h200", "a100", "l40s", "rtx-4090", "mi300x", "tpu-v5e"]
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [("smollm2-135m", "SmolLM2-135M-Instruct.Q4_1.gguf"), ("gemma-3-270m", "gemma-3-270m-q4_k_m.gguf")],
+)
+def test_presets_cost_what_their_checkpoints_cost(name: str, file: str) -> None:
+    path = Path(os.environ.get("MINIKV_MODELS", Path(__file__).parent.parent / "models")) / file
+    if not path.exists():
+        pytest.skip(f"{path} is not there; make demo fetches it")
+    (_, checkpoint), preset = as_model(str(path)), models()[name].config
+    assert weight_shapes(checkpoint) == weight_shapes(preset)
+    assert cost.cache_cost(checkpoint, 3, 5000) == cost.cache_cost(preset, 3, 5000)
 
 
 def test_latent_attention_costs_as_much_as_two_and_a_quarter_groups() -> None:
