@@ -130,13 +130,7 @@ def cache_bytes(config: ModelConfig, batch: int, context: int, format: Format = 
     return sum(cost.needed for cost in cache_cost(config, batch, context, format))
 
 
-def reserved_bytes(
-    config: ModelConfig,
-    batch: int,
-    context: int,
-    format: Format = BF16,
-    page_size: int = 1,
-) -> int:
+def reserved_bytes(config: ModelConfig, batch: int, context: int, format: Format = BF16, page_size: int = 1) -> int:
     """Count the bytes to set aside so that every sequence can reach `context` tokens: Σ reserved at that capacity."""
     return sum(cost.reserved for cost in cache_cost(config, batch, context, format, context, page_size))
 
