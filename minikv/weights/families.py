@@ -167,6 +167,8 @@ def _gemma2(f: Fields) -> dict[str, Any]:
 
 def _gemma3(f: Fields) -> dict[str, Any]:
     settings = _gemma2(f)
+    if settings.pop("attn_softcap") is not None:
+        raise ValueError(f"{f.where}: attn_logit_softcapping is not supported: this family's attention does not use it")
     period = f.whole("sliding_window_pattern", 6)
     usual = "L" * min(period - 1, settings["n_layers"]) + "G"
     return settings | _windows(f, settings["n_layers"], settings["window"], usual) | {"qk_norm": True}

@@ -150,7 +150,6 @@ def _gemma3(f: Fields, common: dict[str, Any]) -> dict[str, Any]:
         "window": f.whole("attention.sliding_window"),
         "layer_pattern": letters,
         "attn_scale": max(scale_width, 1) ** -0.5,
-        "attn_softcap": f.number("attn_logit_softcapping", None),
         "final_softcap": f.number("final_logit_softcapping", None),
         "rope_local_theta": f.number("rope.freq_base_swa", 10000.0),
         "post_norms": True,

@@ -12,7 +12,7 @@ from pathlib import Path
 from ..config import ModelConfig
 from .assemble import Layout
 from .families import understand
-from .files import inside, read_json
+from .files import file_size, inside, read_json
 from .safetensors_file import read_safetensors
 from .stored import Stored
 
@@ -49,8 +49,11 @@ def _tensors(folder: Path) -> dict[str, Stored]:
     if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
         raise ValueError(f"{index}: 'weight_map' must map tensor names to file names")
     tensors: dict[str, Stored] = {}
-    for name in dict.fromkeys(places.values()):
-        for tensor in read_safetensors(inside(folder, name, index)).values():
+    shards = {name: inside(folder, name, index) for name in dict.fromkeys(places.values())}
+    for path in shards.values():
+        file_size(path)  # all must be there before any is read
+    for name, path in shards.items():
+        for tensor in read_safetensors(path).values():
             if places.get(tensor.name) != name:
                 says = f"in {places[tensor.name]!r:.80}" if tensor.name in places else "nowhere"
                 raise ValueError(f"{tensor.file}: tensor {tensor.name!r:.200} should be {says}, says {_INDEX}")
