@@ -9,7 +9,6 @@ python := $(venv)/bin/python
 models := models
 smollm2 := $(models)/SmolLM2-135M-Instruct.Q4_1.gguf
 gemma3 := $(models)/gemma-3-270m-q4_k_m.gguf
-package := $(shell find minikv -name '*.py')
 
 .PHONY: install install-dev demo test test-thorough test-gpu examples lint mutants bench pictures clean
 
@@ -70,6 +69,13 @@ lint: install-dev
 
 mutants: install
 	$(python) tests/mutants.py
+
+bench: install
+	$(python) -m pip install --quiet --editable '.[bench]'
+	$(python) -m minikv bench
+
+pictures: install
+	$(python) -m minikv.pictures docs/pictures
 
 clean:
 	rm -rf $(venv) build *.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache
