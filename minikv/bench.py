@@ -18,6 +18,7 @@ import time
 import tracemalloc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -105,7 +106,7 @@ def bench_model(backend: Backend, quick: bool) -> Table:
         table.add("decode, context 128", **alternate(parties, backend, 2 if quick else 5))
     for length in (512, 2048):
         prompt = rng.integers(0, config.vocab_size, (1, length))
-        parties = {"minikv": lambda prompt=prompt: model.step(prompt, last=1)}
+        parties = {"minikv": partial(model.step, prompt, last=1)}
         if peer:
             parties["transformers"] = peer.prefill(prompt)
         table.add(f"prefill, {length} tokens", **alternate(parties, backend, 1 if quick else 5))
@@ -152,7 +153,7 @@ def bench_attention(backend: Backend, quick: bool) -> Table:
                 shapes = ((batch, heads, 1, 128), (batch, kv_heads, keys, 128), (batch, kv_heads, keys, 128))
                 host = [rng.standard_normal(shape, dtype=np.float32) for shape in shapes]
                 q, k, v = (backend.asarray(array) for array in host)
-                parties: dict[str, Callable[[], Any]] = {"minikv": lambda q=q, k=k, v=v: attention(q, k, v)}
+                parties: dict[str, Callable[[], Any]] = {"minikv": partial(attention, q, k, v)}
                 peer = torch_attention(*host) if backend.name == "numpy" else None
                 if peer:
                     parties["torch"] = peer
@@ -211,8 +212,8 @@ def bench_growth(backend: Backend, quick: bool) -> Table:
     for length in (512, 1024, 2048) if quick else (512, 1024, 2048, 4096):
         q, k, v = (backend.asarray(rng.standard_normal((1, n, length, 64), dtype=np.float32)) for n in (8, 2, 2))
         parties = {
-            "in blocks": lambda q=q, k=k, v=v: attention(q, k, v, block_size=BLOCK_SIZE),
-            "whole": lambda q=q, k=k, v=v: attention(q, k, v),
+            "in blocks": partial(attention, q, k, v, block_size=BLOCK_SIZE),
+            "whole": partial(attention, q, k, v),
         }
         told = alternate(parties, backend, 3)
         peaks = {f"{name} peak_MB": round(_peak(run) / 1e6, 1) for name, run in parties.items()}
@@ -221,7 +222,7 @@ def bench_growth(backend: Backend, quick: bool) -> Table:
     model = random_model(ModelConfig(1000, 256, 4, 8, 2, 32, 512), backend=backend)
     for length in (64, 256, 1024):
         text = rng.integers(0, 1000, (1, length))
-        parties = {"cached": _decoder(model, text), "recomputed": lambda text=text: model.step(text, last=1)}
+        parties = {"cached": _decoder(model, text), "recomputed": partial(model.step, text, last=1)}
         table.add(f"next token after {length}", **alternate(parties, backend, 5))
     return table
 
@@ -253,7 +254,7 @@ def bench_latent(backend: Backend, quick: bool) -> Table:
             layer.form = form
             layer(x, np.array([[cache.length]]), None, cache)
 
-        parties = {form: lambda form=form, run=run: run(form) for form in ("absorbed", "expanded")}
+        parties = {form: partial(run, form) for form in ("absorbed", "expanded")}
         table.add(f"after {context} tokens", **alternate(parties, backend, 5))
     return table
 
@@ -267,10 +268,13 @@ def bench_share(backend: Backend, quick: bool) -> Table:
     model = random_model(config, backend=backend)
     rng = np.random.default_rng(0)
     prompt = rng.integers(0, config.vocab_size, (1, 512))
-    parties = {"decode": _decoder(model, prompt), "prefill": lambda: model.step(prompt, last=1)}
+    parties: dict[str, Callable[[], Any]] = {
+        "decode": _decoder(model, prompt),
+        "prefill": partial(model.step, prompt, last=1),
+    }
     told = alternate(parties, backend, 3 if quick else 9)
     for name, (new, past) in {"decode": (1, 512), "prefill": (512, 0)}.items():
-        work = cost.total(cost.step_cost(config, 1, new, past, "fp32", head_positions=1))
+        work = cost.total(cost.step_cost(config, 1, new, past, cost.FORMATS["fp32"], head_positions=1))
         seconds = told[name]["median"]
         table.add(
             f"{name}, context 512",

@@ -41,9 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv and not argv[0].startswith("-") and argv[0] not in COMMANDS:
         parser.error(f"unknown command {argv[0]!r}{suggestion(argv[0], COMMANDS)}")
     if argv and argv[0] == "bench":  # has arguments of its own
-        from . import bench
+        from .bench import main as bench
 
-        return bench.main(argv[1:])
+        return bench(argv[1:])
     arguments, unknown = parser.parse_known_args(argv)
     command: Parser = arguments.parser
     if unknown:

@@ -98,8 +98,8 @@ def transformers_llama(model: Model) -> Peer | None:
 def textbook_llama(model: Model) -> Peer:
     """Write a plain Llama's decode step as NumPy textbooks do, over the same weights.
 
-    Keys and values are repeated for every query head, caches are concatenated, q, k and v are separate products, and the
-    scores are divided by np.sqrt(head width): a float64 scalar, which makes everything behind it float64 (NEP 50).
+    Keys and values are repeated for every query head, caches are concatenated, q, k and v are separate products, and
+    the scores are divided by np.sqrt(head width): a float64 scalar, which makes everything behind it float64 (NEP 50).
     """
     c, w = model.config, {name: np.asarray(weight) for name, weight in model.weights.items()}
     group = c.n_heads // c.n_kv_heads
