@@ -5,7 +5,7 @@ However the same tokens are split into steps, batched and cached, the logits are
 
 from .attention import attention, merge_attention
 from .backend import Backend, available_backends, get_backend, namespace
-from .caches import Cache, ConcatCache, KVCache, RollingCache
+from .caches import Cache, ConcatCache, KVCache, RollingCache, truncate_all
 from .config import ModelConfig, weight_shapes
 from .generate import Generation, GenerationStats, generate
 from .mask import visible
@@ -32,6 +32,7 @@ __all__ = [
     "merge_attention",
     "namespace",
     "random_model",
+    "truncate_all",
     "visible",
     "weight_shapes",
 ]

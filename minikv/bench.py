@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 import tracemalloc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -58,7 +58,7 @@ def _told(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def alternate(parties: dict[str, Callable[[], Any]], backend: Backend, repeats: int) -> dict[str, Any]:
+def alternate(parties: Mapping[str, Callable[[], Any]], backend: Backend, repeats: int) -> dict[str, Any]:
     """Time each party `repeats` times, taking turns after one untimed round, and divide the others by the first.
 
     Returns {name: {median, low, high}} in seconds (low, high: the quartiles) and {"name/first": ratio of medians}.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy as shallow_copy
 from typing import Any
 
 import numpy as np
@@ -20,15 +21,16 @@ class Cache:
     """Remember rows of tokens, each with its absolute position.
 
     A subclass decides how rows are stored: it implements `_store` over `_rows`, its buffers [B, heads, slots, width],
-    and `_pos`, the host integers [B, slots] of what stands in the slots in use (-1: nothing). `_pos` is never written
-    in place, so that whoever holds it holds a snapshot. Until the first `extend` there is no batch size and no buffer.
+    and `_pos`, the host integers [B, slots] of what stands in the slots in use (-1: nothing). Only rows are written in
+    place: whoever holds `_pos` holds a snapshot. Until the first `extend` there is no batch size and no buffer.
     """
 
     window: int | None = None  # a storage that forgets says how many of the newest positions it keeps
 
     def __init__(self) -> None:
-        self._rows: tuple[Array, ...] = ()
-        self._pos = np.empty((0, 0), dtype=np.int64)
+        self._rows: tuple[Array, ...]
+        self._pos: np.ndarray
+        self.reset()
 
     def extend(self, pos: Any, *rows: Array) -> tuple[Any, ...]:
         """Take in new rows and return `(pos, *rows)`: everything, old and new, that the new tokens may need to look at.
@@ -56,8 +58,7 @@ class Cache:
 
     @property
     def nbytes(self) -> int:
-        """Count the bytes of the row buffers owned, used or not (positions, a few host bytes a token, are not
-        counted)."""
+        """Count the bytes of the row buffers owned, in use or not (not the positions, a few host bytes a token)."""
         return sum(math.prod(rows.shape) * itemsize(rows) for rows in self._rows)
 
     @property
@@ -79,12 +80,12 @@ class Cache:
 
     def reset(self) -> None:
         """Forget everything, the batch size included: the cache is as new."""
-        self._restore_state(self._blank()._state())
+        self._rows, self._pos = (), np.empty((0, 0), dtype=np.int64)
 
     def copy(self) -> Cache:
         """Return an independent cache with the same contents: extending one does not change the other."""
-        twin = self._blank()
-        twin._restore_state(self._copied_state())
+        twin = shallow_copy(self)  # all but the rows is replaced, never written in place
+        twin._rows = tuple(namespace(row).asarray(row, copy=True) for row in self._rows)
         return twin
 
     def reorder(self, rows: Sequence[int] | np.ndarray) -> None:
@@ -100,15 +101,13 @@ class Cache:
             raise ValueError(f"rows must be within 0..{batch - 1} and at least one, got {index.tolist()}")
         self._reorder(index)
 
-    def mark(self) -> Any:
-        """Remember the present state, at next to no cost, for `restore` after at most one further `extend`."""
-        return self._state()
+    def mark(self) -> dict[str, Any]:
+        """Remember the present state, at next to no cost, for `restore` after at most one further call."""
+        return dict(vars(self))
 
-    def restore(self, mark: Any) -> None:
+    def restore(self, mark: dict[str, Any]) -> None:
         """Go back to the state at `mark`, contents included."""
-        self._restore_state(mark)
-
-    # What a subclass fills in, or widens when it keeps more state.
+        vars(self).update(mark)
 
     def _store(self, pos: np.ndarray, rows: tuple[Array, ...]) -> tuple[Any, ...]:
         raise NotImplementedError
@@ -117,23 +116,9 @@ class Cache:
         pos = drop_from(self._pos, length)
         self._pos = frozen(pos[:, : used_columns(pos)])
 
-    def _blank(self) -> Cache:
-        return type(self)()
-
-    def _state(self) -> tuple[Any, ...]:
-        return self._rows, self._pos
-
-    def _restore_state(self, state: tuple[Any, ...]) -> None:
-        self._rows, self._pos = state
-
-    def _copied_state(self) -> tuple[Any, ...]:
-        rows, *host = self._state()
-        copied = tuple(namespace(row).asarray(row, copy=True) for row in rows)
-        return copied, *(value.copy() if isinstance(value, np.ndarray) else value for value in host)
-
     def _reorder(self, index: np.ndarray) -> None:
         self._rows = tuple(_take_batch(row, index) for row in self._rows)
-        self._pos = self._pos[index]
+        self._pos = frozen(self._pos[index])
 
     def _checked(self, pos: Any, rows: tuple[Array, ...]) -> np.ndarray:
         if not rows:
@@ -189,6 +174,16 @@ def all_or_none(caches: Sequence[Cache]) -> Iterator[None]:
         for cache, mark in zip(caches, marks, strict=True):
             cache.restore(mark)
         raise
+
+
+def truncate_all(caches: Sequence[Cache], length: int) -> None:
+    """Let every layer's cache forget the tokens from position `length` on; when one has to refuse, none changes.
+
+    Raises ValueError as `Cache.truncate` does.
+    """
+    with all_or_none(caches):
+        for cache in caches:
+            cache.truncate(length)
 
 
 def _take_batch(rows: Array, index: np.ndarray) -> Array:

@@ -53,6 +53,3 @@ class KVCache(Cache):
         for buffer, old in zip(buffers, self._rows, strict=False):  # the first time there is nothing to copy
             buffer[:, :, :count, :] = old[:, :, :count, :]
         self._rows = buffers
-
-    def _blank(self) -> KVCache:
-        return KVCache(self.capacity)

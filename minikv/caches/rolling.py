@@ -82,9 +82,9 @@ class RollingCache(Cache):
             seen = (frozen(self._pos[:, :used]), *(ring[:, :, :used, :] for ring in self._rows))
         return seen
 
-    def restore(self, mark: Any) -> None:
+    def restore(self, mark: dict[str, Any]) -> None:
         """Go back to the state at `mark`, contents included: what a step of one token overwrote is put back."""
-        if self._overwritten is not mark[-1]:
+        if self._overwritten is not mark["_overwritten"]:
             for i, where, rows in self._overwritten:
                 self._rows[i][(*where, slice(None))] = rows
         super().restore(mark)
@@ -99,18 +99,9 @@ class RollingCache(Cache):
             )
         self._pos = pos
 
-    def _blank(self) -> RollingCache:
-        return RollingCache(self.window)
-
     def _reorder(self, index: np.ndarray) -> None:
         super()._reorder(index)
         self._lost = self._lost[index]
-
-    def _state(self) -> tuple[Any, ...]:
-        return self._rows, self._pos, self._lost, self._overwritten
-
-    def _restore_state(self, state: tuple[Any, ...]) -> None:
-        self._rows, self._pos, self._lost, self._overwritten = state
 
 
 def _moves(pos: np.ndarray, kept: np.ndarray, window: int) -> Iterator[tuple[slice, slice, slice]]:
