@@ -77,6 +77,8 @@ def generate(
     prompt = np.asarray(prompt_ids)
     if prompt.ndim != 1 or not prompt.size:
         raise ValueError(f"prompt_ids must be a list of at least one token id, got shape {prompt.shape}")
+    if prompt.dtype.kind not in "iu":
+        raise TypeError(f"prompt_ids must be integers, got {prompt.dtype}")
     if max_new_tokens < 0:
         raise ValueError(f"max_new_tokens must be at least 0, got {max_new_tokens}")
     if prefill_chunk is not None and prefill_chunk < 1:

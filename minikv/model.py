@@ -204,11 +204,11 @@ def check_weights(weights: dict[str, Array], config: ModelConfig) -> None:
             raise ValueError(f"weight {name!r} does not belong to this configuration")
         if tuple(weights[name].shape) != shapes[name]:
             raise ValueError(f"weight {name!r} must have shape {shapes[name]}, got {tuple(weights[name].shape)}")
+        namespace(weights["embed"], weights[name])  # types of two libraries cannot be compared
         if weights[name].dtype != weights["embed"].dtype:
             raise TypeError(
                 f"weight {name!r} must have the type of 'embed', {weights['embed'].dtype}, got {weights[name].dtype}"
             )
-    namespace(*weights.values())
 
 
 def random_model(config: ModelConfig, seed: int = 0, backend: str | Backend = "numpy", dtype: str = "float32") -> Model:
