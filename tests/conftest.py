@@ -18,7 +18,9 @@ from minikv.backend import Backend, get_backend
 
 BACKENDS = ("numpy", "strict", "cupy")
 
-hypothesis.settings.register_profile("default", max_examples=30, derandomize=True, deadline=None, report_multiple_bugs=False)
+hypothesis.settings.register_profile(
+    "default", max_examples=60, derandomize=True, deadline=None, report_multiple_bugs=False
+)
 hypothesis.settings.register_profile("quick", max_examples=10, derandomize=True, deadline=None)
 hypothesis.settings.register_profile(
     "thorough", max_examples=600, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]

@@ -140,9 +140,7 @@ def yarn_stretch(scaling: dict[str, Any]) -> float:
     return mscale(scaling["factor"], 1.0)
 
 
-def rotate(
-    x: Vector, position: int, freqs: Sequence[float], stretch: float = 1.0, interleaved: bool = False
-) -> Vector:
+def rotate(x: Vector, position: int, freqs: Sequence[float], stretch: float = 1.0, interleaved: bool = False) -> Vector:
     """Turn the pairs of one head's vector: channels (i, i + half), or (2i, 2i + 1); the rest stays as it is."""
     half, turned = len(freqs), x.astype(np.float64).copy()
     for i, f in enumerate(freqs):
@@ -272,11 +270,11 @@ class Model:
         self.weights = {name: np.asarray(w, dtype=np.float64) for name, w in weights.items()}
         self.margins: list[float] = []
 
-    def logits(self, tokens: Sequence[int]) -> np.ndarray:
-        """Logits [T, vocab] after each token of the text."""
+    def logits(self, tokens: Sequence[int], positions: Sequence[int] | None = None) -> np.ndarray:
+        """Logits [T, vocab] after each token of the text, which may stand at other positions than 0, 1, 2, ..."""
         c, w = self.config, self.weights
-        stream = []
-        for position, token in enumerate(tokens):
+        self.positions, stream = list(range(len(tokens)) if positions is None else positions), []
+        for position, token in zip(self.positions, tokens, strict=True):
             x = w["embed"][token] * c["embed_scale"]
             stream.append(x if c["rope_theta"] is not None else x + w["positions"][position])
         for layer in range(c["n_layers"]):
@@ -313,6 +311,10 @@ class Model:
         """Mix values [N or K, T, ...] for every token, and project what all heads found."""
         c, w, p = self.config, self.weights, f"layers.{layer}."
         window = c["window"] if self.is_windowed(layer) else None
+        if window is not None and self.positions != list(range(len(self.positions))):
+            assert self.positions[-1] - self.positions[0] < window, (
+                "a slice is the window only where no position is left out"
+            )
         sinks = w[p + "sinks"] if c["attn_sinks"] else None
         mixed, _ = attention(q, k, v, window, scale, c["attn_softcap"], sinks)
         out = []
@@ -335,7 +337,7 @@ class Model:
             for n, head in enumerate(heads[: n_q + n_kv]):
                 if c["qk_norm"]:
                     head = rms_norm(head, w[p + ("q_norm" if n < n_q else "k_norm")], c["norm_eps"])
-                head = rotate(head, t, freqs, stretch, c["rope_interleaved"])
+                head = rotate(head, self.positions[t], freqs, stretch, c["rope_interleaved"])
                 if n < n_q:
                     q[n, t] = head
                 else:
@@ -362,12 +364,14 @@ class Model:
                 queries = w[p + "q_b"] @ rms_norm(w[p + "q_a"] @ x, w[p + "q_a_norm"], eps)  # 37, 38
             down = w[p + "kv_a"] @ x
             latent = rms_norm(down[:rank], w[p + "kv_a_norm"], eps)  # 41, c
-            shared_key = rotate(down[rank:], t, freqs, stretch, c["rope_interleaved"])  # 43, k^R
+            shared_key = rotate(down[rank:], self.positions[t], freqs, stretch, c["rope_interleaved"])  # 43, k^R
             up = w[p + "kv_b"] @ latent
             for n in range(heads):
                 query = queries[n * (nope + rope) : (n + 1) * (nope + rope)]
                 q[n, t, :nope] = query[:nope]
-                q[n, t, nope:] = rotate(query[nope:], t, freqs, stretch, c["rope_interleaved"])  # 39, 40
+                q[n, t, nope:] = rotate(
+                    query[nope:], self.positions[t], freqs, stretch, c["rope_interleaved"]
+                )  # 39, 40
                 rows = up[n * (nope + value) : (n + 1) * (nope + value)]
                 k[n, t, :nope], k[n, t, nope:] = rows[:nope], shared_key  # 42, 44
                 v[n, t] = rows[nope:]  # 45

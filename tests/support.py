@@ -24,8 +24,14 @@ def host(x: Any) -> np.ndarray:
     return x.get() if hasattr(x, "get") else np.asarray(x)
 
 
-def assert_close(actual: Any, expected: np.ndarray, dtype: str | None = None, tolerance: float = TOLERANCE) -> None:
-    """Demand |actual - expected| <= tolerance · eps(dtype) · max|expected|, and everything finite."""
+def assert_close(
+    actual: Any,
+    expected: np.ndarray,
+    dtype: str | None = None,
+    tolerance: float = TOLERANCE,
+    scale: float | None = None,
+) -> None:
+    """Demand |actual - expected| <= tolerance · eps(dtype) · scale, max|expected| by default, and everything finite."""
     actual = host(actual)
     if dtype is not None:
         assert actual.dtype == dtype, f"computed in {actual.dtype}, expected {dtype}"
@@ -33,9 +39,10 @@ def assert_close(actual: Any, expected: np.ndarray, dtype: str | None = None, to
     if actual.size == 0:
         return
     assert np.isfinite(actual).all(), "not everything is finite"
-    unit = np.finfo(actual.dtype).eps * max(np.abs(expected).max(), np.finfo(np.float32).tiny)
-    error = np.abs(actual.astype(np.float64) - expected).max() / unit
-    assert error <= tolerance, f"off by {error:.3g} eps · max|expected|, {tolerance} are allowed"
+    scale = np.abs(expected).max() if scale is None else scale
+    allowed = tolerance * np.finfo(actual.dtype).eps * scale
+    error = np.abs(actual.astype(np.float64) - expected).max()
+    assert error <= allowed, f"off by {error:.3g}, {allowed:.3g} is allowed"
 
 
 def assert_same(actual: Any, expected: Any) -> None:
@@ -75,15 +82,28 @@ def make_model(config: ModelConfig, weights: dict[str, np.ndarray], backend: Any
 
 
 def expected_logits(
-    config: ModelConfig, weights: dict[str, np.ndarray], texts: list[list[int]], least_margin: float = 0.0
-) -> list[np.ndarray] | None:
-    """Ask the oracle for every text; None when an expert was chosen by less than `least_margin` somewhere.
+    config: ModelConfig,
+    weights: dict[str, np.ndarray],
+    texts: list[list[int]],
+    positions: list[int] | None = None,
+) -> tuple[list[np.ndarray], float] | None:
+    """Ask the oracle for the logits of every text, and for the scale of what rounding does to them.
 
-    Such a choice is a coin toss of rounding, and no tolerance is right for its outcome.
+    A stack of norms magnifies roundings where a vector happens to be small, and no arithmetic can help that. So the scale is
+    max|logits|, or, where it is larger, by how much the logits change per relative change of the weights. (Measured over 3,000
+    drawn models, float32 and float64: minikv's worst error is 90 eps · max|logits|, but 4.3 eps of this scale.)
+
+    None when an expert was chosen by a margin so small that rounding decides: no tolerance is right for its outcome.
     """
     model = oracle.Model(config.to_dict(), weights)
-    logits = [model.logits(text) for text in texts]
-    return None if min(model.margins, default=1.0) < least_margin else logits
+    logits = [model.logits(text, positions) for text in texts]
+    if min(model.margins, default=1.0) < 1e-4:
+        return None
+    change, rng = 1e-7, np.random.default_rng(0)
+    nudged = {name: w * (1 + change * rng.choice([-1, 1], w.shape)) for name, w in model.weights.items()}
+    others = [oracle.Model(config.to_dict(), nudged).logits(text, positions) for text in texts]
+    magnified = max(np.abs(a - b).max() for a, b in zip(logits, others, strict=True)) / change
+    return logits, max(magnified, *(np.abs(a).max() for a in logits))
 
 
 @dataclass

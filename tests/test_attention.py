@@ -51,7 +51,8 @@ def arrays(batch, n_heads, n_kv_heads, n_queries, n_keys, width, value_width, se
 
 def expected(q, k, v, sinks=None, **options):
     results = [
-        oracle.attention(*(x.astype(np.float64) for x in one), sinks=sinks, **options) for one in zip(q, k, v, strict=True)
+        oracle.attention(*(x.astype(np.float64) for x in one), sinks=sinks, **options)
+        for one in zip(q, k, v, strict=True)
     ]
     return np.array([out for out, _ in results]), np.array([lse for _, lse in results])
 

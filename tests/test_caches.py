@@ -13,14 +13,26 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from minikv import ConcatCache, KVCache, RollingCache, attention
+from minikv.rope import rope_tables, rotate
+from strategies import WINDOWS, chunkings
 from support import assert_same, host
 
-HEADS_AND_WIDTHS = ((2, 3), (1, 2))  # of the two arrays of rows: all sizes different, so that no axis passes for another
+HEADS_AND_WIDTHS = (
+    (2, 3),
+    (1, 2),
+)  # of the two arrays of rows: all sizes different, so that no axis passes for another
 PADDING, PROBE = 900, 901
 
 KINDS: dict[str, Any] = {
@@ -129,7 +141,9 @@ class CacheMachine(RuleBasedStateMachine):
             with pytest.raises(ValueError, match=rf"{self.capacity}.*{self.slots + pos.shape[1]}"):
                 self.put(self.cache, pos, serials)
             return
-        first_new = [min((p for p in row if p >= 0), default=length) for row, length in zip(pos, self.lengths(), strict=True)]
+        first_new = [
+            min((p for p in row if p >= 0), default=length) for row, length in zip(pos, self.lengths(), strict=True)
+        ]
         given = [dict(row) for row in self.given] or [{} for _ in pos]
         for b, row in enumerate(pos):
             given[b] |= {int(p): int(s) for p, s in zip(row, serials[b], strict=True) if p >= 0}
@@ -138,7 +152,10 @@ class CacheMachine(RuleBasedStateMachine):
         self.given = given
         self.peak = max(self.peak, max(self.lengths()))
 
-    @rule(data=st.data(), wrong=st.sampled_from(["repeat", "backwards", "batch", "width", "heads", "dtype", "count", "pos"]))
+    @rule(
+        data=st.data(),
+        wrong=st.sampled_from(["repeat", "backwards", "batch", "width", "heads", "dtype", "count", "pos"]),
+    )
     def refused(self, data: st.DataObject, wrong: str) -> None:
         if not self.given and wrong in ("batch", "width", "heads", "dtype", "count"):
             return
@@ -276,3 +293,288 @@ class CacheMachine(RuleBasedStateMachine):
 def test_any_life_of_a_cache(backend, kind):
     steps = 20 if settings().max_examples <= 100 else 50
     run_state_machine_as_test(lambda: CacheMachine(backend, kind), settings=settings(stateful_step_count=steps))
+
+
+# Two exact probes, through every cache.
+
+STORAGES: dict[str, Any] = {
+    "ConcatCache": lambda window, length: ConcatCache(),
+    "KVCache": lambda window, length: KVCache(),
+    "KVCache of fixed capacity": lambda window, length: KVCache(capacity=length),
+    "RollingCache": lambda window, length: RollingCache(window),
+    "RollingCache with room to spare": lambda window, length: RollingCache(window + 2),
+}
+
+
+def steps_of(chunks: list[int]) -> list[np.ndarray]:
+    """Positions [1, T] of each step."""
+    ends = np.cumsum(chunks)
+    return [np.arange(end - size, end)[None] for end, size in zip(ends, chunks, strict=True)]
+
+
+def who_sees_whom(backend: Any, cache: Any, steps: list[np.ndarray], window: int | None, **options: Any) -> np.ndarray:
+    """Read the effective mask back out: with q = 0 and one-hot values each output is 1/n on exactly the n keys seen."""
+    length = int(max(pos.max() for pos in steps)) + 1
+    seen = np.zeros((length, length))
+    for pos in steps:
+        rows = np.zeros((1, 1, pos.shape[1], 2)), np.eye(length)[pos[0]][None, None]
+        k_pos, k, v = cache.extend(pos, *map(backend.asarray, rows))
+        seen[pos[0]] = host(
+            attention(backend.asarray(rows[0]), k, v, q_pos=pos, k_pos=k_pos, window=window, **options)
+        )[0, 0]
+    return seen
+
+
+@given(
+    storage=st.sampled_from(sorted(STORAGES)), window=WINDOWS, block_size=st.sampled_from([None, 1, 2]), data=st.data()
+)
+def test_visibility_through_every_cache(backend, storage, window, block_size, data):
+    length = data.draw(st.integers(1, 3 * window + 2))
+    chunks = data.draw(chunkings(length, window))
+    seen = who_sees_whom(backend, STORAGES[storage](window, length), steps_of(chunks), window, block_size=block_size)
+    expected = np.zeros((length, length))
+    for t in range(length):
+        first = max(0, t - window + 1)
+        expected[t, first : t + 1] = 1 / (t + 1 - first)
+    if block_size is None:
+        assert np.array_equal(seen, expected)
+    else:  # a row merged from tiles is a sum of shares, each rounded
+        assert np.array_equal(seen > 0, expected > 0) and np.abs(seen - expected).max() < 1e-15
+
+
+@given(storage=st.sampled_from(sorted(STORAGES)), window=WINDOWS, data=st.data())
+def test_position_through_every_cache(backend, storage, window, data):
+    """A head of width 2 with one frequency f scores token i against token j with cos((i - j) f)."""
+    frequency, length = 0.1, data.draw(st.integers(1, 3 * window + 2))
+    cache = STORAGES[storage](window, length)
+    for pos in steps_of(data.draw(chunkings(length, window))):
+        cos, sin = rope_tables(pos, np.array([frequency]))
+        ones = np.zeros((1, 1, pos.shape[1], 2))
+        ones[..., 0] = 1
+        rotated = rotate(*map(backend.asarray, (ones, cos, sin)))
+        k_pos, k, v = cache.extend(pos, rotated, backend.asarray(np.eye(length)[pos[0]][None, None]))
+        weights = host(attention(rotated, k, v, q_pos=pos, k_pos=k_pos, window=window, scale=1.0))[0, 0]
+        for t, i in enumerate(pos[0]):
+            distance = np.arange(min(i + 1, window))
+            scores = np.log(weights[t, i - distance]) - np.log(weights[t, i])
+            assert np.abs(scores - (np.cos(distance * frequency) - 1)).max() < 1e-14
+
+
+# Faults that real projects shipped.
+
+
+@pytest.mark.parametrize("kind", ["ConcatCache", "KVCache", "RollingCache"])
+@pytest.mark.parametrize("chunks", [[16], [7, 9], [1, 15], [15, 1], [5, 5, 6], [1] * 16, [3, 3, 3, 3, 4]])
+def test_mask_is_not_square_over_the_new_tokens_only(backend, kind, chunks):
+    seen = who_sees_whom(backend, STORAGES[kind](16, 16), steps_of(chunks), None)
+    assert np.array_equal(seen > 0, np.tril(np.ones((16, 16), bool)))
+
+
+def test_oldest_key_is_not_dropped_by_the_step_that_only_fills_the_buffer(backend):
+    seen = who_sees_whom(backend, RollingCache(8), steps_of([7, 1, 1]), 8)
+    assert seen[7, 0] > 0 and seen[8, 0] == 0 and seen[8, 1] > 0
+
+
+def test_first_rows_of_a_chunk_keep_what_they_see(backend):
+    seen = who_sees_whom(backend, RollingCache(4), steps_of([6, 6]), 4)
+    assert np.flatnonzero(seen[6]).tolist() == [3, 4, 5, 6]
+    assert np.flatnonzero(seen[7]).tolist() == [4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 5])
+def test_a_chunk_of_any_size_overwrites_nothing_that_it_needs(backend, window):
+    length = 4 * window + 3
+    for chunk in range(1, length + 1):
+        chunks = [chunk] * (length // chunk) + ([length % chunk] if length % chunk else [])
+        seen = who_sees_whom(backend, RollingCache(window), steps_of(chunks), window)
+        assert [int((row > 0).sum()) for row in seen] == [min(t + 1, window) for t in range(length)]
+
+
+def test_second_prompt_lands_right_in_a_rotated_ring(backend):
+    def fed(chunks):
+        cache = RollingCache(8)
+        for pos in steps_of(chunks):
+            out = cache.extend(pos, *map(backend.asarray, spelled(pos)))
+        out = cache.extend([[sum(chunks)]], *map(backend.asarray, spelled(np.array([[sum(chunks)]]))))
+        return as_dicts(out[0], list(out[1:]))
+
+    turns = [5, *[1] * 6, 4, *[1] * 7, 12]
+    assert fed(turns) == fed([1] * sum(turns)) == fed([sum(turns)]) == [{p: p for p in range(27, 35)}]
+
+
+def test_padding_takes_no_room_in_a_rolling_window(backend):
+    cache = RollingCache(4)
+    pos = np.array([[-1] * 6 + [0, 1, 2], list(range(9))])
+    cache.extend(pos, *map(backend.asarray, spelled(np.where(pos < 0, PADDING, pos))))
+    out = cache.extend([[3], [9]], *map(backend.asarray, spelled(np.array([[3], [9]]))))
+    assert as_dicts(out[0], list(out[1:])) == [{p: p for p in range(4)}, {p: p for p in range(6, 10)}]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_positions_returned_are_nobodys_alias(backend, kind):
+    cache = KINDS[kind]()
+    mine = np.array([[0, 1, 2]])
+    out = cache.extend(mine, *map(backend.asarray, spelled(mine)))
+    snapshot, before = out[0], out[0].copy()
+    mine += 100
+    cache.extend([[3]], *map(backend.asarray, spelled(np.array([[3]]))))
+    cache.truncate(cache.length)
+    assert np.array_equal(snapshot, before)
+
+
+@pytest.mark.parametrize("kind", ["ConcatCache", "KVCache", "RollingCache"])
+def test_old_rows_are_bit_identical_from_step_to_step(backend, kind):
+    cache, rng = STORAGES[kind](20, 20), np.random.default_rng(0)
+    given = [rng.standard_normal((1, heads, 20, width)) for heads, width in HEADS_AND_WIDTHS]
+    for pos in steps_of([3, 1, 1, 8, 1, 6]):
+        k_pos, *rows = cache.extend(pos, *(backend.asarray(np.ascontiguousarray(x[:, :, pos[0]])) for x in given))
+        order = np.argsort(k_pos[0])
+        assert k_pos[0, order].tolist() == list(range(pos.max() + 1))
+        for row, x in zip(rows, given, strict=True):
+            assert np.array_equal(host(row)[:, :, order], x[:, :, : pos.max() + 1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_reordering_takes_everything_along(backend, kind):
+    cache = KINDS[kind]()
+    pos = np.array([[0, 1, 2], [-1, 0, 1]])
+    serials = np.array([[10, 11, 12], [PADDING, 20, 21]])
+    cache.extend(pos, *map(backend.asarray, spelled(serials)))
+    cache.reorder([1, 0, 1])
+    assert np.asarray(cache.lengths).tolist() == [2, 3, 2]
+    out = cache.extend([[2], [3], [2]], *map(backend.asarray, spelled(np.array([[30], [31], [32]]))))
+    first, second = {0: 20, 1: 21}, {0: 10, 1: 11, 2: 12}
+    window = getattr(cache, "window", None) or 99
+    expected = [first | {2: 30}, second | {3: 31}, first | {2: 32}]
+    for found, wanted in zip(as_dicts(out[0], list(out[1:])), expected, strict=True):
+        newest = max(wanted)
+        assert found == {p: s for p, s in wanted.items() if p > newest - window}
+
+
+def test_rollback_behind_a_forgotten_window_is_refused(backend):
+    cache = RollingCache(8)
+    for pos in steps_of([1] * 20):
+        cache.extend(pos, *map(backend.asarray, spelled(pos)))
+    with pytest.raises(ValueError, match=r"\b4\b.*\b8\b"):
+        cache.truncate(4)
+    assert cache.length == 20
+    out = cache.extend([[20]], *map(backend.asarray, spelled(np.array([[20]]))))
+    assert as_dicts(out[0], list(out[1:])) == [{p: p for p in range(13, 21)}]
+
+
+@pytest.mark.parametrize("kind", ["ConcatCache", "KVCache", "KVCache-of-12", "RollingCache-of-5"])
+def test_truncate_to_nothing_and_beyond(backend, kind):
+    cache = KINDS[kind]()
+    cache.extend([[0, 1, 2]], *map(backend.asarray, spelled(np.array([[0, 1, 2]]))))
+    with pytest.raises(ValueError, match=r"\b7\b.*\b3\b"):
+        cache.truncate(7)
+    cache.truncate(2)
+    assert cache.length == 2
+    cache.truncate(0)
+    assert cache.length == 0
+    out = cache.extend([[0]], *map(backend.asarray, spelled(np.array([[5]]))))
+    assert as_dicts(out[0], list(out[1:])) == [{0: 5}]
+
+
+@pytest.mark.parametrize("kind", ["ConcatCache", "KVCache", "KVCache-of-12", "RollingCache-of-5"])
+def test_trimmed_tokens_never_come_back(backend, kind):
+    cache, other = KINDS[kind](), KINDS[kind]()
+    tail = [np.full_like(x, np.nan) for x in spelled(np.array([[2, 3]]))]
+    cache.extend([[0, 1]], *map(backend.asarray, spelled(np.array([[0, 1]]))))
+    cache.extend([[2, 3]], *map(backend.asarray, tail))
+    cache.truncate(2)
+    other.extend([[0, 1]], *map(backend.asarray, spelled(np.array([[0, 1]]))))
+    for step in ([[2]], [[3, 4, 5]], [[6]]):
+        a, b = (c.extend(step, *map(backend.asarray, spelled(np.array(step)))) for c in (cache, other))
+        assert as_dicts(a[0], list(a[1:])) == as_dicts(b[0], list(b[1:]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_after_reset_a_cache_is_as_new(backend, kind):
+    used, fresh = KINDS[kind](), KINDS[kind]()
+    for pos in steps_of([3, 1, 4]):
+        used.extend(pos, *map(backend.asarray, spelled(pos)))
+    used.reset()
+    assert (used.length, used.nbytes, used.nbytes_used) == (0, 0, 0) == (fresh.length, fresh.nbytes, fresh.nbytes_used)
+    wider = [np.ones((3, 4, 2, 5)), np.ones((3, 4, 2, 5))]  # another batch, width and type: nothing of the old is left
+    for step in ([[0, 1]] * 3, [[2, 3]] * 3):
+        a, b = (c.extend(step, *map(backend.asarray, wider)) for c in (used, fresh))
+        assert np.array_equal(a[0], b[0]) and used.nbytes == fresh.nbytes
+        for x, y in zip(a[1:], b[1:], strict=True):
+            assert_same(x, y)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_prefix_used_three_times_never_changes(backend, kind):
+    prefix = KINDS[kind]()
+    prefix.extend([[0, 1, 2, 3]], *map(backend.asarray, spelled(np.arange(4)[None])))
+    first = None
+    for start in (10, 20, 30):
+        turn = prefix.copy()
+        serials = np.arange(start, start + 3)[None]
+        turn.extend([[4, 5, 6]], *map(backend.asarray, spelled(serials)))
+        turn.extend([[7]], *map(backend.asarray, spelled(serials[:, :1])))
+        out = prefix.copy().extend([[4]], *map(backend.asarray, spelled(np.array([[PROBE]]))))
+        found = as_dicts(out[0], list(out[1:]))
+        assert prefix.length == 4 and found == (first or found)
+        first = found
+
+
+def test_writing_past_capacity_is_refused(backend):
+    cache = KVCache(capacity=4)
+    cache.extend([[0, 1, 2, 3]], *map(backend.asarray, spelled(np.arange(4)[None])))
+    with pytest.raises(ValueError, match=r"\b4\b.*\b5\b"):
+        cache.extend([[4]], *map(backend.asarray, spelled(np.array([[4]]))))
+    assert cache.length == 4
+    cache.truncate(3)
+    out = cache.extend([[3]], *map(backend.asarray, spelled(np.array([[9]]))))
+    assert as_dicts(out[0], list(out[1:])) == [{0: 0, 1: 1, 2: 2, 3: 9}]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_all_zero_key_still_counts(backend, kind):
+    cache, zeros = KINDS[kind](), np.zeros((1, 1, 1, 2))
+    for p in range(4):
+        k_pos, k, v = cache.extend([[p]], *map(backend.asarray, (zeros, zeros + p)))
+    out = attention(backend.asarray(zeros), k, v, q_pos=np.array([[3]]), k_pos=k_pos)
+    kept = min(4, getattr(cache, "window", None) or 4)
+    assert host(out)[0, 0, 0, 0] == np.arange(4 - kept, 4).mean()
+
+
+@pytest.mark.parametrize("wrong", [0, -2])
+def test_sizes_below_one_are_refused(wrong):
+    with pytest.raises(ValueError, match=f"window.*{wrong}"):
+        RollingCache(wrong)
+    with pytest.raises(ValueError, match=f"capacity.*{wrong}"):
+        KVCache(capacity=wrong)
+
+
+# Memory.
+
+
+def test_appending_copies_an_amortised_constant():
+    """Bytes copied by growth over n appends: buffers that were replaced, each copied once."""
+    cache, row, copied, stored = KVCache(), np.ones((1, 2, 1, 8), "float32"), 0, 0
+    for p in range(1000):
+        used, owned = cache.nbytes_used, cache.nbytes
+        cache.extend([[p]], row)
+        stored += row.nbytes
+        copied += row.nbytes + (used if cache.nbytes != owned else 0)
+        assert cache.nbytes <= 2 * stored
+    assert copied <= 3 * stored
+
+
+@pytest.mark.parametrize("make", [lambda: KVCache(capacity=1200), lambda: RollingCache(16)])
+def test_memory_of_a_preallocated_cache_is_flat(make):
+    cache, row = make(), np.ones((1, 2, 1, 64), "float32")
+    for p in range(200):
+        cache.extend([[p]], row, row)
+    tracemalloc.start()
+    base, _ = tracemalloc.get_traced_memory()
+    for p in range(200, 1200):
+        cache.extend([[p]], row, row)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    owned = cache.nbytes
+    assert peak - base < 1200 * row.nbytes / 4, "a small part of what was appended"
+    assert cache.nbytes == owned
