@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
+from support import Feed
 
 from minikv.config import ModelConfig
-from support import Feed
 
 SEEDS = st.integers(0, 2**32 - 1)
 WINDOWS = st.integers(1, 6)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import oracle
 
 import minikv
-import oracle
 from minikv.config import ModelConfig, weight_shapes
 
 TOLERANCE = 32  # times eps · max|expected|: what rounding alone may do, with room; a fault does far more
@@ -89,9 +89,10 @@ def expected_logits(
 ) -> tuple[list[np.ndarray], float] | None:
     """Ask the oracle for the logits of every text, and for the scale of what rounding does to them.
 
-    A stack of norms magnifies roundings where a vector happens to be small, and no arithmetic can help that. So the scale is
-    max|logits|, or, where it is larger, by how much the logits change per relative change of the weights. (Measured over 3,000
-    drawn models, float32 and float64: minikv's worst error is 90 eps · max|logits|, but 4.3 eps of this scale.)
+    A stack of norms magnifies roundings where a vector happens to be small, and no arithmetic can help that. So the
+    scale is max|logits| or, where it is larger, how much the logits change per relative change of the weights.
+    (Measured over 3,000 drawn models, float32 and float64: the worst error is 90 eps · max|logits|, but 4.3 eps of this
+    scale.)
 
     None when an expert was chosen by a margin so small that rounding decides: no tolerance is right for its outcome.
     """

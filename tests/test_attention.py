@@ -5,14 +5,14 @@ from __future__ import annotations
 import tracemalloc
 
 import numpy as np
+import oracle
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-
-import oracle
-from minikv import attention, merge_attention
 from strategies import SEEDS, WINDOWS, head_counts
 from support import assert_close, assert_same, host, normal
+
+from minikv import attention, merge_attention
 
 pytestmark = pytest.mark.filterwarnings("error")  # a query that sees nothing must not even warn
 
@@ -348,5 +348,5 @@ def test_wrong_arguments_are_refused(backend, q, k, v, options, message):
 
 def test_sinks_of_the_wrong_count_are_refused(backend):
     q, k, v = map(backend.asarray, shapes((1, 4, 1, 2), (1, 2, 1, 2), (1, 2, 1, 2)))
-    with pytest.raises(ValueError, match="sinks.*(2.*4|4.*2)"):
+    with pytest.raises(ValueError, match=r"sinks.*(2.*4|4.*2)"):
         attention(q, k, v, sinks=backend.asarray(np.zeros(2, "float32")))

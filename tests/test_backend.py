@@ -6,11 +6,11 @@ import sys
 
 import numpy as np
 import pytest
+from support import host
 
 import minikv.backend
 from minikv import Backend, available_backends, get_backend, namespace
 from minikv.backend import ARRAY_FUNCTIONS
-from support import host
 
 
 def test_arrays_name_their_library(backend):
@@ -29,7 +29,7 @@ def test_what_is_no_array_is_refused(backend):
 
 def test_mixtures_are_refused_with_both_names():
     strict = pytest.importorskip("array_api_strict")
-    with pytest.raises(TypeError, match="numpy.*array_api_strict|array_api_strict.*numpy"):
+    with pytest.raises(TypeError, match=r"numpy.*array_api_strict|array_api_strict.*numpy"):
         namespace(np.ones(1), strict.ones(1))
 
 
@@ -73,7 +73,7 @@ def test_a_missing_device_is_told_in_one_line(monkeypatch):
             raise OSError("cudaErrorNoDevice: no CUDA-capable device is detected\nmore of it")
 
     monkeypatch.setitem(sys.modules, "cupy", NoDevice)
-    with pytest.raises(RuntimeError, match="device.*cudaErrorNoDevice") as caught:
+    with pytest.raises(RuntimeError, match=r"device.*cudaErrorNoDevice") as caught:
         get_backend("cupy")
     assert "\n" not in str(caught.value)
     assert get_backend("auto").name == "numpy"

@@ -1,13 +1,14 @@
 """Does a cache give back what it was given, through everything that can happen to it?
 
-A state machine does to each kind of cache whatever its protocol allows, in any order, and holds it against plain Python
-lists of (position, row). Rows are serial numbers spelled over heads and channels, so a row that is misplaced, lost, stale
-or from another row of the batch is seen, and equality is exact. After each step the machine looks at *all* that the next
-token would be shown.
+A state machine does to each kind of cache whatever its protocol allows, in any order, and holds it against plain
+dictionaries from position to row. Rows are serial numbers spelled over heads and channels, so a row that is misplaced,
+lost, stale or from another row of the batch is seen, and equality is exact. After each step the machine looks at *all*
+that the next token would be shown.
 """
 
 from __future__ import annotations
 
+import contextlib
 import tracemalloc
 from typing import Any
 
@@ -23,11 +24,11 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from strategies import WINDOWS, chunkings
+from support import assert_same, host
 
 from minikv import ConcatCache, KVCache, RollingCache, attention
 from minikv.rope import rope_tables, rotate
-from strategies import WINDOWS, chunkings
-from support import assert_same, host
 
 HEADS_AND_WIDTHS = (
     (2, 3),
@@ -101,10 +102,8 @@ class CacheMachine(RuleBasedStateMachine):
         assert np.array_equal(pos, before)
         pos[...] = 77  # the caller's array is the caller's
         seen = as_dicts(out[0], list(out[1:]))
-        try:
-            out[0][...] = 55  # and so is the one that was returned, if it can be written to at all
-        except ValueError:
-            pass
+        with contextlib.suppress(ValueError):  # and so is the one that was returned, if it can be written to at all
+            out[0][...] = 55
         return seen
 
     def check_seen(self, seen: list[dict[int, int]], given: list[dict[int, int]], first_new: list[int]) -> None:

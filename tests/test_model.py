@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support import assert_close, assert_same, expected_logits, host, make_model, make_weights
 
 from minikv import ConcatCache, KVCache, Model, ModelConfig, RollingCache, random_model
 from minikv.config import weight_shapes
-from support import assert_close, assert_same, expected_logits, host, make_model, make_weights
 
 SMALL: dict[str, Any] = {
     "vocab_size": 10,
@@ -90,7 +90,7 @@ def test_tokens_stand_where_they_are_whichever_kind_layer_0_is(backend):
         model = make_model(config, make_weights(config, 4), backend)
         caches = model.new_caches()
         model.step([TEXT[:5]], caches)
-        for token in TEXT[5:] + [1, 1, 1]:
+        for token in [*TEXT[5:], 1, 1, 1]:
             model.step([[token]], caches)
         implied = host(model.step([[7]], [c.copy() for c in caches]))
         assert_same(model.step([[7]], [c.copy() for c in caches], [[11]]), implied)

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-
-from minikv import ConcatCache, KVCache, ModelConfig, RollingCache, gqa, mla
 from strategies import SEEDS, configs, feeds
 from support import Feed, assert_close, assert_same, expected_logits, host, make_model, make_weights, run
+
+from minikv import ConcatCache, KVCache, ModelConfig, RollingCache, gqa, mla
 
 CACHES: dict[str, Any] = {
     "of each layer's kind": lambda config, room: None,
@@ -100,7 +100,7 @@ def test_every_way_to_split_a_text(backend, geometry, pattern):
 
 @pytest.mark.parametrize("geometry", GEOMETRIES)
 def test_rows_of_a_padded_batch_equal_their_solo_runs(backend, geometry):
-    """Lengths 3, 5 and 1 in one batch, then decoding on from wherever each row is: pads and neighbours change nothing."""
+    """Lengths 3, 5 and 1 in one batch, then decoding on: pads and neighbours change nothing."""
     config = named_config(geometry, window=W, layer_pattern="LG")
     weights = make_weights(config, 8)
     texts = [TEXT[:6], TEXT[3:11], TEXT[8:12]]
@@ -175,7 +175,7 @@ def test_capacity_changes_nothing(backend):
     config = named_config("grouped")
     model = make_model(config, make_weights(config, 12), backend)
     outcomes = [
-        run(model, model.new_caches(lambda: KVCache(capacity=room)), one_row([5, 1, 1, 9]))[0] for room in (16, 17, 300)
+        run(model, [KVCache(capacity=room) for _ in model.layers], one_row([5, 1, 1, 9]))[0] for room in (16, 17, 300)
     ]
     for outcome in outcomes[1:]:
         assert_same(outcome, outcomes[0])
