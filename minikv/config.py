@@ -126,7 +126,7 @@ class ModelConfig:
         rotary = self.head_dim if self.rotary_dim is None else self.rotary_dim
         if self.is_mla:
             rotary = self.qk_rope_head_dim // self.n_rope_heads
-        if self.rope_theta is not None and (rotary % 2 or not 0 <= rotary <= max(self.head_dim, self.qk_rope_head_dim)):
+        if self.rope_theta is not None and (rotary % 2 or not 1 <= rotary <= max(self.head_dim, self.qk_rope_head_dim)):
             raise ValueError(f"the rotary width must be even and within head_dim {self.head_dim}, got {rotary}")
         # A key may consist of one of its parts alone, but rotating positions need channels to rotate.
         least = 0 if self.rope_theta is None else 1

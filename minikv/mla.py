@@ -21,7 +21,7 @@ from .backend import Array, namespace
 from .caches import Cache
 from .config import ModelConfig
 from .ops import linear, rms_norm
-from .rope import rotate, yarn_mscale
+from .rope import rotate, yarn_score_factor
 
 
 class LatentAttention:
@@ -38,12 +38,9 @@ class LatentAttention:
     def __init__(self, config: ModelConfig, weights: dict[str, Array], window: int | None = None) -> None:
         self.config, self.weights, self.window = config, weights, window
         self.form: str | None = None
-        scaling = config.rope_scaling or {}
-        # YaRN's sharpening of all channels is a factor on queries and on keys: squared on the scores. (What it does to
-        # the rotary channels alone is in the tables.) So DeepSeek-V2's released code; the paper does not mention it.
-        sharpening = yarn_mscale(scaling.get("factor", 1.0), scaling.get("mscale_all_dim") or 0.0) ** 2
         width = config.qk_nope_head_dim + config.qk_rope_head_dim
-        self.scale = (width**-0.5 if config.attn_scale is None else config.attn_scale) * sharpening
+        scale = width**-0.5 if config.attn_scale is None else config.attn_scale
+        self.scale = scale * yarn_score_factor(config.rope_scaling)
 
     def __call__(self, x: Array, pos: np.ndarray, rotary: tuple[Array, Array] | None, cache: Cache) -> Array:
         """Compute one step, x [B, T, D] -> [B, T, D], and let the cache take in one row [B, 1, T, C + R] per token.

@@ -30,8 +30,7 @@ def rope_frequencies(rotary_dim: int, theta: float, scaling: dict[str, Any] | No
     keys already in a cache would have been rotated by another base than the query.
     """
     frequencies = theta ** (-np.arange(0, rotary_dim, 2, dtype=np.float64) / rotary_dim)
-    scaling = scaling or {}
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    scaling, kind = scaling or {}, _kind(scaling)
     if kind == "default":
         return frequencies, 1.0
     if kind not in ("linear", "llama3", "yarn"):
@@ -60,6 +59,21 @@ def yarn_mscale(factor: float, mscale: float = 1.0) -> float:
     """Return 0.1 · mscale · ln(factor) + 1, YaRN's sharpening of attention (arXiv 2309.00071, equation 22); 1 up to
     factor 1."""
     return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def yarn_score_factor(scaling: dict[str, Any] | None) -> float:
+    """Return the factor on attention scores by which YaRN sharpens all channels when `mscale_all_dim` says so.
+
+    It stands for a factor `yarn_mscale` on queries and on keys: squared on the scores. (What sharpens the rotary channels
+    alone is in the tables.) So DeepSeek's released code; the papers do not mention it.
+    """
+    if scaling is None or _kind(scaling) != "yarn" or not scaling.get("mscale_all_dim"):
+        return 1.0
+    return yarn_mscale(_positive(scaling, "yarn", "factor"), scaling["mscale_all_dim"]) ** 2
+
+
+def _kind(scaling: dict[str, Any] | None) -> str:
+    return (scaling or {}).get("rope_type", (scaling or {}).get("type", "default"))
 
 
 def _yarn_table_factor(scaling: dict[str, Any], factor: float) -> float:

@@ -107,9 +107,10 @@ class RollingCache(Cache):
 def _moves(pos: np.ndarray, kept: np.ndarray, window: int) -> Iterator[tuple[slice, slice, slice]]:
     """Cut the writes of kept positions [B, T] into their slots into (batch, slots, times), each a run of neighbours.
 
-    >>> list(_moves(np.array([[6, 7, 8, 9]]), np.array([[True] * 4]), 4))
-    [(slice(0, 1, None), slice(2, 4, None), slice(0, 2, None)), (slice(0, 1, None), slice(0, 2, None), slice(2, 4,
-    None))]
+    >>> for batch, slots, times in _moves(np.array([[6, 7, 8, 9]]), np.array([[True] * 4]), window=4):
+    ...     print(slots.start, slots.stop, times.start, times.stop)
+    2 4 0 2
+    0 2 2 4
     """
     alike = bool((pos == pos[:1]).all())  # rows at the same positions move together
     for b in [slice(0, len(pos))] if alike else [slice(i, i + 1) for i in range(len(pos))]:
