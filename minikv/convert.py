@@ -151,7 +151,7 @@ def to_latent(
     check_weights(weights, config)
     if config.latent_norm:
         raise ValueError("to_latent needs a latent without a norm (latent_norm=False), got latent_norm=True")
-    C, limit = config.kv_lora_rank or 0, min(weights["layers.0.kv_b"].shape + (config.d_model,))
+    C, limit = config.kv_lora_rank or 0, min(*weights["layers.0.kv_b"].shape, config.d_model)
     if isinstance(rank, bool) or not isinstance(rank, int) or not 1 <= rank <= limit:
         raise ValueError(f"rank must be within 1..{limit}, what the weights can have, got {rank!r}")
     xp = namespace(weights["embed"])

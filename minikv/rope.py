@@ -64,8 +64,8 @@ def yarn_mscale(factor: float, mscale: float = 1.0) -> float:
 def yarn_score_factor(scaling: dict[str, Any] | None) -> float:
     """Return the factor on attention scores by which YaRN sharpens all channels when `mscale_all_dim` says so.
 
-    It stands for a factor `yarn_mscale` on queries and on keys: squared on the scores. (What sharpens the rotary channels
-    alone is in the tables.) So DeepSeek's released code; the papers do not mention it.
+    It stands for a factor `yarn_mscale` on queries and on keys: squared on the scores. (What sharpens the rotary
+    channels alone is in the tables.) So DeepSeek's released code; the papers do not mention it.
     """
     if scaling is None or _kind(scaling) != "yarn" or not scaling.get("mscale_all_dim"):
         return 1.0
