@@ -1,4 +1,4 @@
-"""What is a planner told about a model: everything `cost.py` knows, as plain values and as a table.
+"""What is a planner told about a model? Everything `cost.py` knows, as plain values and as a table.
 
 `cli.py` asks with a `Plan`; the formulas are `cost.py`'s.
 """
