@@ -354,24 +354,29 @@ class Model:
         c, w, p = self.config, self.weights, f"layers.{layer}."
         heads, nope, rope, value = c["n_heads"], c["qk_nope_head_dim"], c["qk_rope_head_dim"], c["v_head_dim"]
         rank, eps = c["kv_lora_rank"], c["norm_eps"]
-        freqs, stretch = self.layer_frequencies(layer, rope)
+        freqs, stretch = self.layer_frequencies(layer, rope // c["n_rope_heads"])
+        freqs = freqs * c["n_rope_heads"]  # a rotary key made of several repeats the angles of one
         q, k = (np.zeros((heads, len(stream), nope + rope)) for _ in range(2))
         v = np.zeros((heads, len(stream), value))
+
+        def turned(x: Vector, position: int) -> Vector:
+            return rotate(x, position, freqs, stretch, c["rope_interleaved"])
+
         for t, x in enumerate(stream):
             if c["q_lora_rank"] is None:
                 queries = w[p + "q"] @ x
             else:
                 queries = w[p + "q_b"] @ rms_norm(w[p + "q_a"] @ x, w[p + "q_a_norm"], eps)  # 37, 38
             down = w[p + "kv_a"] @ x
-            latent = rms_norm(down[:rank], w[p + "kv_a_norm"], eps)  # 41, c
-            shared_key = rotate(down[rank:], self.positions[t], freqs, stretch, c["rope_interleaved"])  # 43, k^R
+            latent = down[:rank]  # 41
+            if c["latent_norm"]:
+                latent = rms_norm(latent, w[p + "kv_a_norm"], eps)
+            shared_key = turned(down[rank:], self.positions[t])  # 43
             up = w[p + "kv_b"] @ latent
             for n in range(heads):
                 query = queries[n * (nope + rope) : (n + 1) * (nope + rope)]
                 q[n, t, :nope] = query[:nope]
-                q[n, t, nope:] = rotate(
-                    query[nope:], self.positions[t], freqs, stretch, c["rope_interleaved"]
-                )  # 39, 40
+                q[n, t, nope:] = turned(query[nope:], self.positions[t])  # 39, 40
                 rows = up[n * (nope + value) : (n + 1) * (nope + value)]
                 k[n, t, :nope], k[n, t, nope:] = rows[:nope], shared_key  # 42, 44
                 v[n, t] = rows[nope:]  # 45

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
-from support import Feed
 
 from minikv.config import ModelConfig
+from support import Feed
 
 SEEDS = st.integers(0, 2**32 - 1)
 WINDOWS = st.integers(1, 6)
@@ -164,10 +164,11 @@ def configs(draw: st.DrawFn, max_layers: int = 3, latent: bool | None = None) ->
             "q_lora_rank": draw(sometimes(5)),
             "qk_nope_head_dim": draw(st.sampled_from([3, 4])),
             "qk_rope_head_dim": draw(st.sampled_from([2, 4])),
+            "latent_norm": draw(sometimes(False, True)),
             "v_head_dim": draw(st.sampled_from([2, 5])),
         }
-        if fields["rope_theta"] is None:
-            fields["rope_theta"] = 1000.0
+        if fields["qk_rope_head_dim"] == 4:
+            fields["n_rope_heads"] = draw(sometimes(2, 1))
     else:
         fields |= {
             "qkv_bias": draw(st.booleans()),

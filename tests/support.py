@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import oracle
 
 import minikv
+import oracle
 from minikv.config import ModelConfig, weight_shapes
 
 TOLERANCE = 32  # times eps · max|expected|: what rounding alone may do, with room; a fault does far more

@@ -5,14 +5,14 @@ from __future__ import annotations
 import tracemalloc
 
 import numpy as np
-import oracle
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+
+import oracle
+from minikv import attention, merge_attention
 from strategies import SEEDS, WINDOWS, head_counts
 from support import assert_close, assert_same, host, normal
-
-from minikv import attention, merge_attention
 
 pytestmark = pytest.mark.filterwarnings("error")  # a query that sees nothing must not even warn
 

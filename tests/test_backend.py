@@ -6,11 +6,11 @@ import sys
 
 import numpy as np
 import pytest
-from support import host
 
 import minikv.backend
 from minikv import Backend, available_backends, get_backend, namespace
 from minikv.backend import ARRAY_FUNCTIONS
+from support import host
 
 
 def test_arrays_name_their_library(backend):

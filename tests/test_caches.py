@@ -24,11 +24,11 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from strategies import WINDOWS, chunkings
-from support import assert_same, host
 
 from minikv import ConcatCache, KVCache, RollingCache, attention
 from minikv.rope import rope_tables, rotate
+from strategies import WINDOWS, chunkings
+from support import assert_same, host
 
 HEADS_AND_WIDTHS = (
     (2, 3),

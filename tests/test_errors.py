@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import host, make_model, make_weights
-from test_model import LATENT, MIXED, SMALL, TEXT, assert_unchanged, snapshot
 
 import minikv
 from minikv import KVCache, Model, ModelConfig, RollingCache, attention, generate, get_backend, random_model
+from support import host, make_model, make_weights
+from test_model import LATENT, MIXED, SMALL, TEXT, assert_unchanged, snapshot
 
 
 def refusal(call: Any, *parts: str, kind: Any = (ValueError, TypeError)) -> None:

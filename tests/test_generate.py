@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
-import oracle
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+import oracle
+from minikv import ModelConfig, generate
+from minikv.generate import sample
 from strategies import SEEDS
 from support import make_model, make_weights
 from test_model import LATENT, MIXED, TEXT
-
-from minikv import ModelConfig, generate
-from minikv.generate import sample
 
 
 @pytest.fixture(params=[MIXED, LATENT], ids=["mixed", "latent"], scope="module")

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import assert_close, assert_same, expected_logits, host, make_model, make_weights
 
-from minikv import ConcatCache, KVCache, Model, ModelConfig, RollingCache, random_model
+from minikv import ConcatCache, KVCache, Model, ModelConfig, RollingCache, random_model, truncate_all
 from minikv.config import weight_shapes
+from support import assert_close, assert_same, expected_logits, host, make_model, make_weights
 
 SMALL: dict[str, Any] = {
     "vocab_size": 10,
@@ -180,6 +180,40 @@ def test_moving_a_model_keeps_its_numbers(backend):
     for name, weight in there.weights.items():
         assert_same(narrow.weights[name], weight.astype("float32"))
     assert_same(here.to("numpy").step([TEXT]), there.step([TEXT]))
+
+
+def test_rollback_is_exact_in_every_layer_or_refused_before_any_changes(model):
+    """The rolling layers have forgotten what a shorter text would look at; the full layers have not."""
+    caches = model.new_caches()
+    model.step([TEXT], caches)
+    model.step([[1]], caches)
+    before = snapshot(caches, model)
+    if model.config is MIXED:
+        for order in (caches, caches[::-1]):
+            with pytest.raises(ValueError, match=r"\b2\b.*\b4\b"):
+                truncate_all(order, 2)
+            assert_unchanged(before, snapshot(caches, model))
+    with pytest.raises(ValueError, match="10.*9"):
+        truncate_all(caches, 10)
+    assert_unchanged(before, snapshot(caches, model))
+    fresh = model.new_caches()
+    model.step([TEXT[:3]], fresh)
+    truncate_all(fresh, 1)
+    assert {cache.length for cache in fresh} == {1}
+    assert_close(host(model.step([[4]], fresh))[0, 0], host(model.step([[TEXT[0], 4]]))[0, 1], "float64")
+
+
+def test_steps_never_write_into_the_weights(backend):
+    """Weights that cannot be written to: the core makes new arrays, and caches alone write in place."""
+    if backend.name != "numpy":
+        pytest.skip("only NumPy's arrays can be made read-only")
+    for config in (MIXED, LATENT):
+        weights = make_weights(config, 3)
+        for weight in weights.values():
+            weight.flags.writeable = False
+        caches = (model := Model(config, weights)).new_caches()
+        for part in (TEXT[:5], TEXT[5:6], TEXT[6:]):
+            model.step([part], caches)
 
 
 def test_float32_weights_stay_float32_all_the_way(model, backend):

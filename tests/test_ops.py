@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-import oracle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
+import oracle
+from minikv import ops
 from strategies import SEEDS
 from support import assert_close, host, normal
-
-from minikv import ops
 
 pytestmark = pytest.mark.filterwarnings("error")
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
-import oracle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import ROPE_SCALINGS, SEEDS
-from support import assert_close, expected_logits, host, make_model, make_weights, normal
 
+import oracle
 from minikv import Model, ModelConfig
 from minikv.rope import rope_frequencies, rope_tables, rotate
+from strategies import ROPE_SCALINGS, SEEDS
+from support import assert_close, expected_logits, host, make_model, make_weights, normal
 
 
 @given(width=st.sampled_from([2, 4, 6, 64]), base=st.sampled_from([100.0, 1e4, 5e5]), scaling=ROPE_SCALINGS)

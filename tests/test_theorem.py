@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from strategies import SEEDS, configs, feeds
-from support import Feed, assert_close, assert_same, expected_logits, host, make_model, make_weights, run
 
 from minikv import ConcatCache, KVCache, ModelConfig, RollingCache, gqa, mla
+from strategies import SEEDS, configs, feeds
+from support import Feed, assert_close, assert_same, expected_logits, host, make_model, make_weights, run
 
 CACHES: dict[str, Any] = {
     "of each layer's kind": lambda config, room: None,
