@@ -195,12 +195,14 @@ def test_every_module_and_public_name_says_what_it_is_for(file):
 
     def visit(node: ast.AST, prefix: str) -> None:
         for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                if not child.name.startswith("_") or child.name == "__call__":
-                    if not ast.get_docstring(child):
-                        missing.append(f"{prefix}{child.name}")
-                    if isinstance(child, ast.ClassDef):
-                        visit(child, child.name + ".")
+            if not isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            if child.name.startswith("_") and child.name != "__call__":
+                continue
+            if not ast.get_docstring(child):
+                missing.append(f"{prefix}{child.name}")
+            if isinstance(child, ast.ClassDef):
+                visit(child, child.name + ".")
 
     visit(tree, "")
     assert not missing
