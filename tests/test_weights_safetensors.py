@@ -1,4 +1,4 @@
-"""Are the numbers of a Hugging Face folder read exactly, and is everything that is wrong with one refused in one line?"""
+"""Are the numbers of a Hugging Face folder read exactly, and is whatever is wrong with one refused in one line?"""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import minikv
+from checkpoints import assert_refused
 from minikv.config import ModelConfig, weight_shapes
 from minikv.weights.safetensors_file import read_safetensors
 from support import assert_same
@@ -79,24 +80,6 @@ def read(path: Path, name: str, dtype: str) -> np.ndarray:
     out = np.empty(stored.shape, dtype)
     stored.copy_to(out)
     return out
-
-
-def assert_refused(path: Path, *parts: str) -> str:
-    """Demand one line that names what is wrong, and that nothing large was allocated on the way."""
-    tracemalloc.start()
-    try:
-        with pytest.raises(ValueError) as refusal:
-            minikv.load(path)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    message = str(refusal.value)
-    assert "\n" not in message and len(message) < 1000
-    assert str(path) in message
-    for part in parts:
-        assert part in message, f"{part!r} is not in {message!r}"
-    assert peak < 10_000_000
-    return message
 
 
 # --- Numbers
@@ -244,12 +227,14 @@ def test_an_index_that_does_not_fit_its_shards(tmp_path: Path) -> None:
     del index["weight_map"]["lm_head.weight"]
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     assert_refused(folder, "lm_head.weight", "nowhere")
-    for number, weight_map in enumerate(([], {"lm_head.weight": 3}, None)):
+    for weight_map in ([], {"lm_head.weight": 3}, None):
         (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-        assert "weight_map" in assert_refused(folder), number
+        assert_refused(folder, "weight_map")
 
 
-@pytest.mark.parametrize("name", ["../outside.safetensors", "{absolute}", "link.safetensors", "sub/x", "..", "a\0b", ""])
+@pytest.mark.parametrize(
+    "name", ["../outside.safetensors", "{absolute}", "link.safetensors", "sub/x", "..", "a\0b", ""]
+)
 def test_an_index_cannot_lead_out_of_its_folder(tmp_path: Path, name: str) -> None:
     outside = tmp_path / "outside.safetensors"
     save_file({"lm_head.weight": np.zeros((19, 12), np.float32)}, outside)
@@ -324,7 +309,9 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path, length: int) -> None:
     assert_refused(folder, "model.safetensors")
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"model_type": NaN}', b"\xff", b'{"a":' * 100_000, b'{"a":1,"a":2}'])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b'{"model_type": NaN}', b"\xff", b'{"a":' * 100_000, b'{"a":1,"a":2}']
+)
 def test_damaged_configurations_are_refused(tmp_path: Path, content: bytes) -> None:
     folder = write_folder(tmp_path / "m", tensors())
     (folder / "config.json").write_bytes(content)

@@ -314,7 +314,7 @@ _HARMLESS = {
     *("num_beam_groups", "diversity_penalty", "temperature", "top_k", "top_p", "typical_p", "repetition_penalty"),
     *("length_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "num_return_sequences"),
     *("remove_invalid_values", "torchscript", "use_bfloat16", "tf_legacy_loss", "tie_encoder_decoder"),
-    *("initial_context_length", "experts_per_token", "_sliding_window_pattern"),
+    *("initial_context_length", "experts_per_token", "_sliding_window_pattern", "is_llama_config"),
 }
 # Settings that would touch them, at the values that change nothing.
 _NO_EFFECT: dict[str, tuple[Any, ...]] = {
@@ -324,6 +324,8 @@ _NO_EFFECT: dict[str, tuple[Any, ...]] = {
     "moe_layer_freq": (1,),
     "norm_topk_prob": (False,),
     "swiglu_alpha": (1.702,),
+    "use_mrope": (False,),
+    "rope_interleaved": (False,),
     "pruned_heads": ({},),
     "partial_rotary_factor": (1, 1.0),
 }
