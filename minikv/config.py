@@ -167,11 +167,11 @@ class ModelConfig:
     def cache_rows(self) -> tuple[tuple[int, int], ...]:
         """Give (heads, width) of every array of rows that a layer's cache stores per token.
 
-        Keys and values of the key/value heads; or, for latent attention, the latent and the shared rotary key, each
-        with one "head" (arXiv 2405.04434, section 2.1.3).
+        Keys and values of the key/value heads; or, for latent attention, the latent and the shared rotary key side by
+        side in one row, with one "head" (arXiv 2405.04434, section 2.1.3).
         """
         if self.is_mla:
-            return ((1, self.kv_lora_rank or 0), (1, self.qk_rope_head_dim))
+            return ((1, (self.kv_lora_rank or 0) + self.qk_rope_head_dim),)
         return ((self.n_kv_heads, self.head_dim), (self.n_kv_heads, self.head_dim))
 
     def is_sparse(self, layer: int) -> bool:
