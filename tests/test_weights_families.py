@@ -230,6 +230,8 @@ def test_absent_is_not_null() -> None:
     llama = PUBLISHED["Llama-3.1-8B"]
     for config in (config_of(llama, drop=("num_key_value_heads",)), config_of(llama, num_key_value_heads=None)):
         assert config.n_kv_heads == 32
+    assert config_of(PUBLISHED["Qwen3-0.6B"], drop=("head_dim",)).head_dim == 128  # not 1024 / 16
+    assert not config_of(PUBLISHED["Qwen2.5-0.5B"], attention_bias=True).o_bias  # a field of other families
     assert config_of(llama, head_dim=None).head_dim == 128 and config_of(llama, head_dim=96).head_dim == 96
 
 
@@ -282,6 +284,7 @@ def test_every_spelling_of_the_window_pattern() -> None:
     assert config_of(gemma, sliding_window_pattern=2).pattern == "LGLGL"
     assert config_of(gemma, sliding_window_pattern=2, layer_types=listed).pattern == "LGGLG"
     assert config_of(gemma, drop=("sliding_window_pattern",), num_hidden_layers=7).pattern == "LLLLLGL"
+    assert config_of(PUBLISHED["gpt-oss-20b"], drop=("layer_types",)).pattern == "LG" * 12
     with pytest.raises(ValueError, match="layer_types must list 5 times"):
         config_of(gemma, layer_types=listed[:4])
     with pytest.raises(ValueError, match=r"layer_types must list .*chunked_attention"):

@@ -15,7 +15,8 @@ import minikv
 from checkpoints import GEMMA3, SMOLLM2, assert_refused, model_file
 from minikv.config import ModelConfig
 from minikv.rope import rope_frequencies
-from minikv.weights.gguf_file import read_gguf
+from minikv.weights.gguf_file import GGUF, read_gguf
+from minikv.weights.gguf_models import gguf_config
 from support import assert_same
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -284,6 +285,16 @@ def test_gemma3_file_is_the_model_it_was_written_from(
     loaded, _ = minikv.load(path)
     assert_equal_models(loaded, model)
     assert loaded.config.pattern == model.config.pattern
+
+
+@pytest.mark.parametrize(("n_layers", "width"), [(34, 128), (62, 168)])
+def test_the_largest_gemma3_has_its_own_score_scale(n_layers: int, width: int) -> None:
+    settings = {"block_count": n_layers, "embedding_length": 32 * 168, "attention.head_count": 32}
+    settings |= {"attention.key_length": 128, "attention.value_length": 128, "attention.head_count_kv": 16}
+    metadata = GEMMA | {f"gemma3.{key}": value for key, value in settings.items()} | TOKENIZER
+    fake: Any = dict.fromkeys(map(str, range(n_layers)))
+    file = GGUF(Path("a.gguf"), metadata | {"general.architecture": "gemma3"}, fake)
+    assert gguf_config(file).attn_scale == width**-0.5
 
 
 def test_llama3_frequencies_are_recognised(tmp_path: Path) -> None:

@@ -126,7 +126,6 @@ class _Header:
             return np.frombuffer(self.take(count * dtype.itemsize, what), dtype)
         if kind != _STRING:
             raise ValueError(f"{self.path}: {what} is an array of the unsupported value type {kind}")
-        self.require(8 * count, what)
         return self._strings(count, what)
 
     def _strings(self, count: int, what: str) -> list[str]:

@@ -210,9 +210,9 @@ def _add_whole(core: Any, tokens: Sequence[str], kinds: Sequence[int]) -> None:
     """Have control tokens, and those that the authors added, found as a whole anywhere in a text."""
     import tokenizers as t
 
-    for wanted, special, add in ((_CONTROL, True, core.add_special_tokens), (_USER_DEFINED, False, core.add_tokens)):
+    for wanted, add in ((_CONTROL, core.add_special_tokens), (_USER_DEFINED, core.add_tokens)):
         found = [token for token, kind in zip(tokens, kinds, strict=True) if kind == wanted]
-        add([t.AddedToken(token, normalized=False, special=special) for token in found])
+        add([t.AddedToken(token, normalized=False) for token in found])
 
 
 def _surround(core: Any, specials: Mapping[str, str], begin: bool, end: bool) -> None:
