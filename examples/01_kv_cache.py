@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from common import draw, in_eps, parser, progress, run, times
 
+from common import draw, in_eps, parser, progress, run, times
 from minikv import ConcatCache, KVCache, ModelConfig, get_backend, random_model
 from minikv.arguments import as_count
 from minikv.cost import FP32, cache_bytes, step_cost, total, weight_bytes

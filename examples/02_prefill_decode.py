@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from common import parser, progress, run, times
 
+from common import parser, progress, run, times
 from minikv import ModelConfig, get_backend, random_model
 from minikv.arguments import as_count
 from minikv.cost import FP32, PARTS, best_time, step_cost, total

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
-from common import in_eps, parser, progress, run, times
 
+from common import in_eps, parser, progress, run, times
 from minikv import ModelConfig, attention, get_backend, namespace, random_model
 from minikv.arguments import as_count
 from minikv.cost import FP32, cache_bytes_per_token

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from common import draw, parser, progress, run, times
 
+from common import draw, parser, progress, run, times
 from minikv import Model, ModelConfig, RollingCache, get_backend, namespace, random_model, visible
 from minikv.arguments import as_count
 from minikv.report import print_table, si

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from common import parser, progress, run
-
 from minikv import Generation, Model, generate, load
 from minikv.arguments import as_count
 from minikv.cost import KIND_NAMES

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from common import draw, in_eps, parser, progress, run, times
 
+from common import draw, in_eps, parser, progress, run, times
 from minikv import KVCache, get_backend, random_model
 from minikv.arguments import as_count
 from minikv.cost import cache_cost, keys_in_sight

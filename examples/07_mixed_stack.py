@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from common import draw, in_eps, parser, progress, run
 
+from common import draw, in_eps, parser, progress, run
 from minikv import ModelConfig, get_backend, namespace, random_model
 from minikv.arguments import as_count
 from minikv.cost import FP32, cache_bytes

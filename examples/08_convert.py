@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from common import in_eps, parser, progress, run
 
+from common import in_eps, parser, progress, run
 from minikv import Backend, Model, ModelConfig, get_backend, namespace, random_model
 from minikv.convert import WAYS, to_grouped, to_latent, to_mla
 from minikv.cost import FP32, cache_bytes_per_token

@@ -14,11 +14,11 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from checkpoints import SMOLLM2, model_file
-from support import TOLERANCE
 
-from minikv import ModelConfig, random_model
+from checkpoints import SMOLLM2, model_file
+from minikv import ModelConfig, attention, random_model
 from minikv.cost import Device
+from support import TOLERANCE
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "examples"
@@ -202,20 +202,36 @@ def test_quality_measures_perplexity(load_example: Callable[[str], ModuleType]) 
     logits = model.step([ids])[0]
     p = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
     said = [p[t, ids[t + 1]] for t in range(20, 40)]
-    assert module.perplexity(model, ids, chunk=7) == pytest.approx(np.prod(said) ** (-1 / 20), rel=1e-12)
+    found = module.perplexity(model, model.new_caches(), ids, chunk=7)
+    assert found == pytest.approx(np.prod(said) ** (-1 / 20), rel=1e-12)
     variants = module.merged_heads(model) | module.other_windows(model)
-    assert variants["merged into one (mean)"].config.n_kv_heads == 1
-    assert variants["window 64"].config.windows == (64, 64)
+    assert variants["merged into one (mean)"][0].config.n_kv_heads == 1
+    assert variants["window 128"][0].config.windows == (128, 128)
     windowed = random_model(replace(model.config, window=8, layer_pattern="LG"))
     assert "window 32" in module.other_windows(windowed)
 
 
+def test_quality_keeps_the_first_tokens(load_example: Callable[[str], ModuleType]) -> None:
+    module = load_example("09_quality")
+    cache, window = module.FirstAndLast(6), 6
+    for chunk in ([0, 1, 2, 3, 4], [5, 6], [7], list(range(8, 14)), [14]):
+        one_hot = np.eye(15)[chunk].reshape(1, 1, -1, 15)
+        zeros = np.zeros((1, 1, len(chunk), 2))
+        pos, k, v = cache.extend([chunk], zeros, one_hot)
+        out = attention(zeros, k, v, q_pos=chunk, k_pos=pos, window=window)[0, 0]
+        for p, row in zip(chunk, out, strict=True):
+            seen = sorted({*range(4), *range(p - 5, p + 1)} & set(range(p + 1)))
+            assert np.flatnonzero(row).tolist() == seen
+            assert row[seen] == pytest.approx(1 / len(seen))  # none twice
+    assert cache.nbytes_used == (4 + 6) * 17 * 8
+
+
 def test_quality_of_the_real_model(run: Run) -> None:
-    output = run("09_quality", str(model_file(SMOLLM2)), "--tokens", "160")
+    output = run("09_quality", str(model_file(SMOLLM2)), "--tokens", "288", WAYS=("mean",))
     found = {name: float(cells[0].replace(",", "")) for name, cells in output.rows("perplexity").items()}
     assert found["9 query, 3 key/value heads"] < 40  # it was trained so
     assert min(value for name, value in found.items() if "merged" in name) > 1000  # and never so
-    assert found["window 256"] == found["9 query, 3 key/value heads"]  # longer than the text
+    assert found["window 128 and the first 4"] < found["window 128"]
 
 
 @pytest.mark.parametrize(
