@@ -21,7 +21,13 @@ BACKENDS = ("numpy", "strict", "cupy")
 hypothesis.settings.register_profile(
     "default", max_examples=60, derandomize=True, deadline=None, report_multiple_bugs=False
 )
-hypothesis.settings.register_profile("quick", max_examples=10, derandomize=True, deadline=None)
+hypothesis.settings.register_profile(  # to see whether something fails at all: `mutants.py`
+    "quick",
+    max_examples=40,
+    derandomize=True,
+    deadline=None,
+    phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
+)
 hypothesis.settings.register_profile(
     "thorough", max_examples=600, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )

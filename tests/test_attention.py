@@ -87,6 +87,7 @@ def test_log_sum_exp(backend, dtype, problem):
     if with_sinks:
         want_lse = np.logaddexp(want_lse, sinks.astype(np.float64)[None, :, None])
     lse = host(lse)
+    assert lse.dtype == dtype, "something inside was computed wider than the data"
     assert np.array_equal(np.isneginf(lse), np.isneginf(want_lse))
     seen = np.isfinite(want_lse)
     # The log-sum-exp of scores near s carries their rounding, so the unit is the largest score and not the result.
@@ -103,7 +104,7 @@ def test_stored_order_and_empty_rows_change_nothing(backend, dtype, problem, ord
     q_pos = np.tile(np.arange(q.shape[2]) + k.shape[2] - q.shape[2], (len(q), 1))
     q_pos[q_pos < 0] = -1
     k_pos = np.zeros((len(q), k.shape[2] + empty), dtype=np.int64)
-    stored = [np.full((*x.shape[:2], x.shape[2] + empty, x.shape[3]), 50, dtype) for x in (k, v)]
+    stored = [np.full((*x.shape[:2], x.shape[2] + empty, x.shape[3]), np.nan, dtype) for x in (k, v)]
     for b in range(len(q)):
         order = rng.permutation(k.shape[2] + empty)
         k_pos[b] = np.where(order < k.shape[2], order, -1)

@@ -28,14 +28,7 @@ WAYS_OUT = (
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 CHOOSY = {"router": "sigmoid", "router_correction": True, "group_score": "top2", "norm_top_k": True}
 TRIMMINGS = {"qkv_bias": True, "o_bias": True, "post_norms": True, "embed_scale": 3.0, "activation": "gelu_tanh"}
-GPT2 = {
-    "rope_theta": None,
-    "max_positions": 40,
-    "norm": "layer",
-    "activation": "gelu",
-    "gated": False,
-    "mlp_bias": True,
-}
+GPT2 = {"rope_theta": None, "max_positions": 40, "norm": "layer", "activation": "gelu", "gated": False, "o_bias": True}
 EVERYTHING = {
     "grouped, windows and sinks": replace(MIXED, attn_sinks=True, attn_softcap=3.0, final_softcap=5.0, qk_norm=True),
     "latent, experts": LATENT,
