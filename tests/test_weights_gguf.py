@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -456,6 +458,19 @@ def test_smollm2_predicts_paris() -> None:
     assert best.tolist() == [7042, 260, 4528, 2250, 1315]
     np.testing.assert_allclose(logits[best], [17.371, 14.889, 13.245, 13.010, 12.952], atol=1e-3)
     assert tokenizer.decode([7042]) == " Paris"
+
+
+@pytest.mark.parametrize("name", [SMOLLM2, GEMMA3])
+@pytest.mark.skipif(sys.platform != "linux", reason="the unit of ru_maxrss differs elsewhere")
+def test_peak_memory_of_the_whole_process(name: str) -> None:
+    code = (
+        "import minikv, resource, sys\n"
+        "size = sum(weight.nbytes for weight in minikv.load(sys.argv[1])[0].weights.values())\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / size)"
+    )
+    command = [sys.executable, "-c", code, str(model_file(name))]
+    run = subprocess.run(command, cwd=FIXTURES.parent.parent, capture_output=True, text=True, check=True)
+    assert 1 < float(run.stdout) < 1.3  # Python, the libraries and the tokenizer included
 
 
 @pytest.fixture(scope="module")

@@ -28,10 +28,10 @@ def load(
 ) -> tuple[Model, Tokenizer | None]:
     """Read a checkpoint and return the model, its weights on `backend` in `dtype`, and its tokenizer.
 
-    `path` is a `.gguf` file (architectures llama and gemma3), or a folder with `config.json` and `.safetensors` files
-    as Hugging Face lays it out (families: see `families.py`). The tokenizer is None for a folder without
-    `tokenizer.json`. Weights are read one by one: the peak is the model itself plus its largest weight on another
-    device than the CPU, and the model plus a few megabytes on the CPU.
+    `path` is a `.gguf` file (architectures: see `gguf_models.py`), or a folder with `config.json` and `.safetensors`
+    files as Hugging Face lays it out (families: see `families.py`), of which links that lead elsewhere are not
+    followed. The tokenizer is None for a folder without `tokenizer.json`. Weights are read one by one: beside the model
+    there is never more than a few megabytes in memory and, for another device than the CPU, one weight.
 
     Raises ValueError in one line, naming the file and the tensor or field, for a damaged or unsupported checkpoint, and
     ImportError when a library that the file needs is not installed.
@@ -40,14 +40,16 @@ def load(
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     target = get_backend(backend)
+    # The tokenizer first: the memory that building a large one takes is free again when the weights come.
     if source.is_dir():
         folder = read_folder(source)
-        weights = assemble(folder.config, folder.layout, folder.tensors, target, dtype, source)
-        return Model(folder.config, weights), folder_tokenizer(source)
-    if source.suffix != ".gguf":
+        config, layout, tensors, tokenizer = folder.config, folder.layout, folder.tensors, folder_tokenizer(source)
+    elif source.suffix == ".gguf":
+        file = read_gguf(source)
+        config, tensors = gguf_config(file), file.tensors
+        layout = LAYOUTS[file.metadata["general.architecture"]]
+        tokenizer = gguf_tokenizer(file.metadata, source)
+        del file
+    else:
         raise ValueError(f"{source}: neither a .gguf file nor a folder with config.json")
-    file = read_gguf(source)
-    config = gguf_config(file)
-    layout = LAYOUTS[file.metadata["general.architecture"]]
-    weights = assemble(config, layout, file.tensors, target, dtype, source)
-    return Model(config, weights), gguf_tokenizer(file.metadata, source)
+    return Model(config, assemble(config, layout, tensors, target, dtype, source)), tokenizer

@@ -91,7 +91,8 @@ def gguf_config(file: GGUF) -> ModelConfig:
         "max_positions": f.whole("context_length", None),
     }
     special = _gemma3(f, common) if architecture == "gemma3" else _llama(f, common, file)
-    f.finish(harmless=(), no_effect={"expert_count": (0,), "expert_used_count": (0,)})
+    no_effect = {"expert_count": (0,), "expert_used_count": (0,), "attention.causal": (True,)}
+    f.finish(harmless=("tensor_data_layout",), no_effect=no_effect)
     try:
         config = ModelConfig(**common | special)
         rope_frequencies(head_dim, config.rope_theta or 0.0, config.rope_scaling)
