@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         folded, repeated = times(
             backend, lambda q=q, k=k, v=v: attention(q, k, v), lambda q=q, k=k, v=v: repeating(q, k, v)
         )
-        read = k.nbytes + v.nbytes
+        read = 2 * K * options.keys * H * 4
         row = [name, str(K), f"{theorem(config, backend):.1f} eps", f"{cache_bytes_per_token(full_size, FP32):,}"]
         table.append([*row, si(read, "B"), si(folded, "s"), si(read / folded, "B/s"), si(repeated, "s")])
     print_table(table)

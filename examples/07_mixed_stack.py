@@ -69,7 +69,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     print_table(table)
     if options.plot:
         lines = {name: [size / 1e3 for size in sizes] for name, sizes in held.items()}
-        draw(options.plot, f"What six layers remember, window {window}", ("tokens of text", lengths), "KB", lines)
+        draw(
+            options.plot, f"What six layers remember, window {window}", ("tokens of text", lengths), "cache, KB", lines
+        )
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from checkpoints import SMOLLM2, model_file
-from minikv import ModelConfig, attention, random_model
+from minikv import Backend, ModelConfig, attention, random_model
 from minikv.cost import Device
 from support import TOLERANCE
 
@@ -60,7 +60,9 @@ def load_example(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]
 
 
 @pytest.fixture
-def run(load_example: Callable[[str], ModuleType], capsys: pytest.CaptureFixture[str]) -> Run:
+def run_real(load_example: Callable[[str], ModuleType], capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run an example, with some of its names changed, as a reader would."""
+
     def run_example(name: str, *arguments: str, **changed: object) -> Output:
         module = load_example(name)
         for attribute, value in changed.items():
@@ -69,6 +71,12 @@ def run(load_example: Callable[[str], ModuleType], capsys: pytest.CaptureFixture
         return Output(module, capsys.readouterr().out)
 
     return run_example
+
+
+@pytest.fixture
+def run(run_real: Run, backend: Backend) -> Run:
+    """Run an example on one array library after the other, those included that no reader can ask for."""
+    return lambda name, *arguments, **changed: run_real(name, *arguments, get_backend=lambda _: backend, **changed)
 
 
 def eps_in(text: str) -> list[float]:
@@ -121,9 +129,10 @@ def test_repeating_heads_is_the_same_function(load_example: Callable[[str], Modu
 
 
 def test_sliding_window(run: Run) -> None:
-    output = run("04_sliding_window", "--window", "4")
+    config = ModelConfig(vocab_size=16, d_model=32, n_layers=6, n_heads=2, n_kv_heads=2, head_dim=16, d_ff=32)
+    output = run("04_sliding_window", "--window", "4", FULL=config)
     held = {length: cells[0::2] for length, cells in output.rows("text").items()}
-    row = 6 * 2 * 4 * 32 * 4  # bytes of a token: layers · (key, value) · heads · width · 4
+    row = 6 * 2 * 2 * 16 * 4  # bytes of a token: layers · (key, value) · heads · width · 4
     assert held["2"] == [f"{2 * row:,}"] * 3
     assert held["400"] == [f"{400 * row:,}", f"{4 * row:,}", f"{(4 * 4 + 2 * 400) * row // 6:,}"]
     assert held["400"][1] == held["4"][1]
@@ -133,8 +142,8 @@ def test_sliding_window(run: Run) -> None:
     assert "slots hold 3 4 2" in output.text
 
 
-def test_generate_with_the_real_model(run: Run) -> None:
-    output = run(
+def test_generate_with_the_real_model(run_real: Run) -> None:
+    output = run_real(
         "05_generate", str(model_file(SMOLLM2)), "--max-new-tokens", "8", "--prompt", "What is the capital of France?"
     )
     assert "The capital of France is Paris." in output.text
@@ -226,12 +235,23 @@ def test_quality_keeps_the_first_tokens(load_example: Callable[[str], ModuleType
     assert cache.nbytes_used == (4 + 6) * 17 * 8
 
 
-def test_quality_of_the_real_model(run: Run) -> None:
-    output = run("09_quality", str(model_file(SMOLLM2)), "--tokens", "288", WAYS=("mean",))
+def test_quality_of_the_real_model(run_real: Run) -> None:
+    output = run_real("09_quality", str(model_file(SMOLLM2)), "--tokens", "288", WAYS=("mean",))
     found = {name: float(cells[0].replace(",", "")) for name, cells in output.rows("perplexity").items()}
     assert found["9 query, 3 key/value heads"] < 40  # it was trained so
     assert min(value for name, value in found.items() if "merged" in name) > 1000  # and never so
     assert found["window 128 and the first 4"] < found["window 128"]
+
+
+def test_an_interrupt_ends_politely(
+    load_example: Callable[[str], ModuleType], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(argv: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit) as end:
+        load_example("common").run(interrupted)
+    assert end.value.code == 130 and capsys.readouterr().err == "\nstopped\n"
 
 
 @pytest.mark.parametrize(
