@@ -7,12 +7,14 @@ computed again: the work per token stops growing with the text, and memory start
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
 from common import draw, in_eps, parser, progress, run, times
-from minikv import ConcatCache, KVCache, ModelConfig, get_backend, random_model
+from minikv import Cache, ConcatCache, KVCache, ModelConfig, get_backend, random_model
 from minikv.arguments import as_count
+from minikv.backend import Array
 from minikv.cost import FP32, cache_bytes, step_cost, total, weight_bytes
 from minikv.presets import models
 from minikv.report import print_table, si
@@ -31,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise ValueError(f"--longest must be at least 64, got {options.longest}")
 
     model = random_model(CONFIG, backend=backend)
-    text = np.random.default_rng(0).integers(0, CONFIG.vocab_size, 2 * lengths[-1]).tolist()
+    text = np.random.default_rng(0).integers(0, CONFIG.vocab_size, lengths[-1] + 1).tolist()
     print("One more token behind a text: everything computed again, or one step on a cache.")
     table = [["text", "FLOP again", "cached", "ratio", "time again", "cached", "ratio", "cache", "difference"]]
     seconds = []
@@ -41,15 +43,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         cached = model.step([text[n - 1 : n]], caches)
         stored = sum(cache.nbytes_used for cache in caches)
         difference = in_eps(cached, model.step([text[:n]], last=1))
-        coming = iter(text[n:])  # each timed step is the next token, as in generation
-        seconds.append(
-            times(
-                backend,
-                lambda n=n: model.step([text[:n]], last=1),
-                lambda caches=caches, coming=coming: model.step([[next(coming)]], caches),
-                repeat=3,
-            )
-        )
+        step = partial(model.step, [text[n : n + 1]], caches)  # each timed one adds a token, as in generation
+        seconds.append(times(backend, partial(model.step, [text[:n]], last=1), step, repeat=3))
         again, once = (total(step_cost(CONFIG, 1, new, n - new, FP32)).operations for new in (n, 1))
         row = [f"{n:,}", si(again, ""), si(once, ""), f"{again / once:,.0f}x"]
         row += [si(seconds[-1][0], "s"), si(seconds[-1][1], "s"), f"{seconds[-1][0] / seconds[-1][1]:,.1f}x"]
@@ -61,9 +56,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for n in progress(lengths, "appends"):
         rows = backend.asarray(np.ones((1, 8, 1, 64), np.float32))
         stored, written = n * 2 * 8 * 64 * 4, [bytes_written(kind(), rows, n) for kind in (ConcatCache, KVCache)]
-        spent = times(
-            backend, *(lambda k=kind, n=n, r=rows: fill(k(), r, n) for kind in (ConcatCache, KVCache)), repeat=3
-        )
+        spent = times(backend, partial(fill, ConcatCache, rows, n), partial(fill, KVCache, rows, n), repeat=3)
         ratios = (f"{count / stored:,.1f}x" for count in written)
         table.append([f"{n:,}", si(stored, "B"), *ratios, si(spent[0], "s"), si(spent[1], "s")])
     print_table(table)
@@ -77,18 +70,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     print_table(table)
 
     if options.plot:
-        again, once = zip(*seconds, strict=True)
-        lines = {"everything again": again, "one step on a cache": once}
+        names = "everything again", "one step on a cache"
+        lines = dict(zip(names, zip(*seconds, strict=True), strict=True))
         draw(options.plot, "Time for one more token", ("tokens of text", lengths), "seconds", lines)
 
 
-def fill(cache: ConcatCache | KVCache, rows: object, count: int) -> None:
-    """Append the same row for keys and for values `count` times."""
+def fill(kind: type[Cache], rows: Array, count: int) -> None:
+    """Append the same row for keys and for values `count` times to a new cache."""
+    cache = kind()
     for p in range(count):
         cache.extend([[p]], rows, rows)
 
 
-def bytes_written(cache: ConcatCache | KVCache, rows: object, count: int) -> int:
+def bytes_written(cache: Cache, rows: Array, count: int) -> int:
     """Count the bytes written by `count` appends, by watching the buffers: the new row, or all rows that moved."""
     written = owned = used = 0
     for p in range(count):

@@ -8,6 +8,7 @@ counted by minikv.cost; the ceilings and the times are measured on this machine,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -42,12 +43,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     prompt = model.new_caches()
     model.step(text, prompt, last=1)
 
-    steps = {"prefill": (1, context, lambda: model.step([[*text[0], 0]], last=1))}
+    steps = {"prefill": (1, context, partial(model.step, [[*text[0], 0]], last=1))}
     for batch in options.batches:
         caches = [cache.copy() for cache in prompt]
         for cache in caches:
             cache.reorder([0] * batch)  # every sequence goes on from the same prompt
-        steps[f"decode, batch {batch}"] = (batch, 1, lambda c=caches, b=batch: model.step([[0]] * b, c))
+        steps[f"decode, batch {batch}"] = (batch, 1, partial(model.step, [[0]] * batch, caches))
     table = [["", "FLOP", "bytes", "FLOP/B", "bound", "time", "FLOP/s", "of best", "B/s", "of best", "tokens/s"]]
     for name, (batch, new, step) in progress(list(steps.items()), "steps"):
         work = total(step_cost(CONFIG, batch, new, context - new, FP32))

@@ -7,13 +7,15 @@ them grouped-query (GQA). The cache and what a decode step reads shrink by N / K
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
 
 from common import in_eps, parser, progress, run, times
-from minikv import ModelConfig, attention, get_backend, namespace, random_model
+from minikv import Backend, ModelConfig, attention, get_backend, namespace, random_model
 from minikv.arguments import as_count
+from minikv.backend import Array
 from minikv.cost import FP32, cache_bytes_per_token
 from minikv.report import print_table, si
 
@@ -39,9 +41,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             backend.asarray(rng.standard_normal(shape, dtype=np.float32))
             for shape in ((1, N, 1, H), (1, K, options.keys, H), (1, K, options.keys, H))
         )
-        folded, repeated = times(
-            backend, lambda q=q, k=k, v=v: attention(q, k, v), lambda q=q, k=k, v=v: repeating(q, k, v)
-        )
+        folded, repeated = times(backend, partial(attention, q, k, v), partial(repeating, q, k, v))
         read = 2 * K * options.keys * H * 4
         row = [name, str(K), f"{theorem(config, backend):.1f} eps", f"{cache_bytes_per_token(full_size, FP32):,}"]
         table.append([*row, si(read, "B"), si(folded, "s"), si(read / folded, "B/s"), si(repeated, "s")])
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
 
 
-def theorem(config: ModelConfig, backend: object) -> float:
+def theorem(config: ModelConfig, backend: Backend) -> float:
     """Give the largest difference, in eps, between a text in one step and the same text in steps of 7, 1, 4, 1 ..."""
     model = random_model(config, backend=backend, dtype="float64")
     text = np.random.default_rng(1).integers(0, config.vocab_size, (2, 20))
@@ -61,7 +61,7 @@ def theorem(config: ModelConfig, backend: object) -> float:
     return in_eps(namespace(whole).concat(parts, axis=1), whole)
 
 
-def repeating(q: object, k: object, v: object) -> object:
+def repeating(q: Array, k: Array, v: Array) -> Array:
     """Attend as if there were as many key/value heads as query heads, by copying them."""
     xp = namespace(q, k, v)
     group = q.shape[1] // k.shape[1]

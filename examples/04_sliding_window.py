@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from common import draw, parser, progress, run, times
-from minikv import Model, ModelConfig, RollingCache, get_backend, namespace, random_model, visible
+from minikv import Cache, Model, ModelConfig, RollingCache, get_backend, namespace, random_model, visible
 from minikv.arguments import as_count
 from minikv.report import print_table, si
 
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             held[name].append(sum(cache.nbytes_used for cache in caches[name]))
         # The timed tokens go to copies, so that the text has the length that the row says.
         copies = {name: [cache.copy() for cache in caches[name]] for name in stacks}
-        seconds = times(backend, *(lambda m=stacks[n], c=copies[n]: m.step([[1]], c) for n in stacks), repeat=15)
+        seconds = times(backend, *(partial(stacks[name].step, [[1]], copies[name]) for name in stacks), repeat=15)
         cells = zip((f"{held[name][-1]:,}" for name in stacks), (si(s, "s") for s in seconds), strict=True)
         table.append([f"{length:,}", *(cell for pair in cells for cell in pair)])
     print_table(table)
@@ -68,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
 
 
-def read(model: Model, caches: list, length: int) -> None:
+def read(model: Model, caches: list[Cache], length: int) -> None:
     """Let the caches see random tokens up to `length`, in chunks of 512."""
     rng = np.random.default_rng(0)
     while caches[0].length < length:

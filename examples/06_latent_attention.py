@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from common import draw, in_eps, parser, progress, run, times
-from minikv import KVCache, get_backend, random_model
+from minikv import Cache, KVCache, Model, get_backend, random_model
 from minikv.arguments import as_count
 from minikv.cost import cache_cost, keys_in_sight
 from minikv.mla import cheaper_form
@@ -64,11 +65,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         caches = [[KVCache(capacity=n + 16)] for _ in FORMS]  # room for the timed tokens
         for cache in caches:
             by_form(model, None).step(np.ones((1, n - 1), np.int64), cache, last=1)
-
-        def step(form: str, cache: list) -> None:
-            by_form(model, form).step([[1]], cache)
-
-        seconds.append(times(backend, *(lambda f=f, c=c: step(f, c) for f, c in zip(FORMS, caches, strict=True))))
+        steps = (partial(one_more, model, form, cache) for form, cache in zip(FORMS, caches, strict=True))
+        seconds.append(times(backend, *steps))
         expanded, absorbed = seconds[-1]
         row = [f"{n:,}", si(expanded, "s"), si(absorbed, "s"), f"{expanded / absorbed:,.1f}x"]
         table.append([*row, cheaper_form(config, 1, n)])
@@ -78,11 +76,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         draw(options.plot, "One more token through one latent layer", ("tokens of text", lengths), "seconds", lines)
 
 
-def by_form(model: object, form: str | None) -> object:
+def by_form(model: Model, form: str | None) -> Model:
     """Have every layer of a model compute in one form (None: whichever takes fewer operations), and return it."""
     for layer in model.layers:
         layer.attention.form = form
     return model
+
+
+def one_more(model: Model, form: str, caches: list[Cache]) -> None:
+    """Feed one more token, computed in one form."""
+    by_form(model, form).step([[1]], caches)
 
 
 def remembered() -> list[list[str]]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from common import in_eps, parser, progress, run
 from minikv import Backend, Model, ModelConfig, get_backend, namespace, random_model
+from minikv.backend import Array
 from minikv.convert import WAYS, to_grouped, to_latent, to_mla
 from minikv.cost import FP32, cache_bytes_per_token
 from minikv.report import print_table
@@ -68,7 +69,7 @@ def alike(own: float, backend: Backend) -> Model:
     return model.to(backend)
 
 
-def error(actual: object, expected: object) -> float:
+def error(actual: Array, expected: Array) -> float:
     """Give the root mean square of the difference as a share of that of what is expected."""
     xp, difference = namespace(actual, expected), actual - expected
     return float(xp.mean(difference * difference) / xp.mean(expected * expected)) ** 0.5

@@ -74,7 +74,7 @@ def other_windows(model: Model) -> Variants:
         changed = Model(replace(c, window=window), model.weights)
         variants[f"window {window:,}"] = changed, changed.new_caches()
         if c.window is None:
-            kept = changed.new_caches(lambda window=window: FirstAndLast(window))
+            kept: list[Cache] = [FirstAndLast(window) for _ in changed.layers]
             variants[f"window {window:,} and the first {FIRST}"] = changed, kept
     return variants
 
