@@ -123,11 +123,6 @@ class ModelConfig:
             raise ValueError(
                 f"qk_rope_head_dim {self.qk_rope_head_dim} cannot hold {self.n_rope_heads} rotary keys of one width"
             )
-        rotary = self.head_dim if self.rotary_dim is None else self.rotary_dim
-        if self.is_mla:
-            rotary = self.qk_rope_head_dim // self.n_rope_heads
-        if self.rope_theta is not None and (rotary % 2 or not 1 <= rotary <= max(self.head_dim, self.qk_rope_head_dim)):
-            raise ValueError(f"the rotary width must be even and within head_dim {self.head_dim}, got {rotary}")
         # A key may consist of one of its parts alone, but rotating positions need channels to rotate.
         least = 0 if self.rope_theta is None else 1
         if self.is_mla and (
@@ -140,6 +135,11 @@ class ModelConfig:
                 f"with qk_rope_head_dim at least {least}, got {self.kv_lora_rank}, {self.v_head_dim} and "
                 f"{self.qk_nope_head_dim} + {self.qk_rope_head_dim}"
             )
+        rotary = self.head_dim if self.rotary_dim is None else self.rotary_dim
+        if self.is_mla:
+            rotary = self.qk_rope_head_dim // self.n_rope_heads
+        if self.rope_theta is not None and (rotary % 2 or not 1 <= rotary <= max(self.head_dim, self.qk_rope_head_dim)):
+            raise ValueError(f"the rotary width must be even and within head_dim {self.head_dim}, got {rotary}")
         if self.n_experts and not 1 <= self.n_experts_per_token <= self.n_experts:
             raise ValueError(f"n_experts_per_token must be within 1..{self.n_experts}, got {self.n_experts_per_token}")
         if self.n_experts and (self.n_expert_groups < 1 or self.n_experts % self.n_expert_groups):
