@@ -26,7 +26,7 @@ hypothesis.settings.register_profile(  # to see whether something fails at all: 
     max_examples=40,
     derandomize=True,
     deadline=None,
-    phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
+    phases=[hypothesis.Phase.generate],
 )
 hypothesis.settings.register_profile(
     "thorough", max_examples=600, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]

@@ -1,7 +1,7 @@
 """Would the tests notice? Plants one fault at a time into a copy of the package and runs the tests that should see it.
 
-A fault that survives means that the tests prove less than they say. Run with `make mutants`; arguments, if any, are parts
-of the names of the faults to plant.
+A fault that survives means that the tests prove less than they say. Run with `make mutants`; arguments, if any, are
+parts of the names of the faults to plant.
 """
 
 from __future__ import annotations
@@ -178,7 +178,8 @@ FAULTS = [
         "k_rope = xp.broadcast_to(k_rope, (*k_nope.shape[:3], c.qk_rope_head_dim))",
         "k_rope = xp.concat([k_rope * (1.0 + n) for n in range(c.n_heads)], axis=1)",
     ),
-    fault("squared mscale factor missing", "rope.py", 'scaling["mscale_all_dim"]) ** 2', 'scaling["mscale_all_dim"]) ** 0'),
+    fault("squared mscale factor missing", "rope.py", 'scaling["mscale_all_dim"]) ** 2',
+          'scaling["mscale_all_dim"]) ** 0'),
     fault("mscale factor not squared", "rope.py", 'scaling["mscale_all_dim"]) ** 2', 'scaling["mscale_all_dim"])'),
     fault("experts not normalised", "feedforward.py", "if c.norm_top_k:", "if False:"),
     fault("the correction weighs too", "feedforward.py", "xp.where(best(worth, c.n_experts_per_token), scores, 0.0)",

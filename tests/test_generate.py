@@ -75,10 +75,10 @@ def test_statistics_count_what_happened(model):
 @pytest.mark.parametrize("options", [{}, {"top_k": 3}, {"top_p": 0.8}, {"top_k": 5, "top_p": 0.6}])
 def test_the_same_seed_draws_the_same_tokens_with_and_without_a_cache(model, options):
     def text(seed: int, **more: object) -> list[int]:
-        return generate(model, TEXT, 10, temperature=1.5, seed=seed, **options, **more).ids
+        return generate(model, TEXT, 6, temperature=1.5, seed=seed, **options, **more).ids
 
     assert text(4) == text(4) == text(4, use_cache=False) == text(4, prefill_chunk=3)
-    assert len({tuple(text(seed)) for seed in range(6)}) > 1
+    assert len({tuple(text(seed)) for seed in range(4)}) > 1
 
 
 def test_taking_the_likeliest_of_one_is_greedy(model):
