@@ -6,7 +6,6 @@ import ast
 import doctest
 import importlib
 import inspect
-import pkgutil
 from pathlib import Path
 
 import pytest
@@ -242,20 +241,8 @@ def test_the_package_is_typed():
     assert (ROOT / "py.typed").exists()
 
 
-MODULES = sorted(m.name for m in pkgutil.walk_packages([str(ROOT)], "minikv.") if not m.name.endswith("__main__"))
-
-
-@pytest.mark.parametrize("name", MODULES)
-def test_worked_examples_run(name):
-    try:
-        module = importlib.import_module(name)
-    except ImportError as reason:
-        pytest.skip(f"{name}: {reason}")
-    result = doctest.testmod(module, optionflags=doctest.NORMALIZE_WHITESPACE)
-    assert not result.failed
-
-
 def test_worked_examples_exist_where_indices_are_hard():
+    """That they run, pytest sees to: it collects every module's doctests."""
     finder = doctest.DocTestFinder()
     for name in ("minikv.mask", "minikv.caches.rolling", "minikv.caches.growing"):
         module = importlib.import_module(name)
