@@ -35,21 +35,21 @@ def visible(q_pos: Any, k_pos: Any, window: int | None = None) -> np.ndarray:
 
 def sees_nothing(q_pos: np.ndarray, k_pos: np.ndarray, window: int | None = None) -> bool:
     """Say that certainly no query of a tile sees any of its keys, from the extremes of [B, T] and [B, S] alone."""
-    keys = k_pos[k_pos >= 0]
-    if not keys.size or not q_pos.size or keys.min() > q_pos.max():
+    queries, keys = _real(q_pos), _real(k_pos)
+    if not queries.size or not keys.size or keys.min() > queries.max():
         return True
-    return window is not None and _smallest_query(q_pos) - keys.max() >= window
+    return window is not None and bool(queries.min() - keys.max() >= window)
 
 
 def sees_everything(q_pos: np.ndarray, k_pos: np.ndarray, window: int | None = None) -> bool:
     """Say that every query of a tile sees all of its keys, in every row of the batch."""
     oldest = k_pos.min()
-    return oldest >= 0 and k_pos.max() <= q_pos.min() and (window is None or q_pos.max() - oldest < window)
+    return bool(oldest >= 0 and k_pos.max() <= q_pos.min() and (window is None or q_pos.max() - oldest < window))
 
 
-def _smallest_query(q_pos: np.ndarray) -> int:
-    real = q_pos[q_pos >= 0]
-    return real.min() if real.size else 0
+def _real(pos: np.ndarray) -> np.ndarray:
+    """Return the positions that are those of tokens, not of padding."""
+    return pos if pos.min(initial=0) >= 0 else pos[pos >= 0]
 
 
 def check_window(window: int | None) -> None:
