@@ -563,6 +563,16 @@ def test_appending_copies_an_amortised_constant():
     assert copied <= 3 * stored
 
 
+def test_a_truncated_concatenation_keeps_no_larger_array_alive(backend):
+    cache, row = ConcatCache(), np.ones((1, 2, 100, 8), "float32")
+    cache.extend(np.arange(100)[None], backend.asarray(row))
+    cache.truncate(1)
+    _, rows = cache.extend([[1]], backend.asarray(row[:, :, :1]))
+    assert cache.nbytes == cache.nbytes_used == 2 * row.nbytes // 100
+    if backend.name == "numpy":
+        assert rows.base is None or rows.base.nbytes == rows.nbytes
+
+
 @pytest.mark.parametrize("make", [lambda: KVCache(capacity=1200), lambda: RollingCache(16)])
 def test_memory_of_a_preallocated_cache_is_flat(make):
     cache, row = make(), np.ones((1, 2, 1, 64), "float32")

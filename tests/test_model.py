@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -186,6 +187,27 @@ def test_moving_a_model_keeps_its_numbers(backend):
     for name, weight in there.weights.items():
         assert_same(narrow.weights[name], weight.astype("float32"))
     assert_same(here.to("numpy").step([TEXT]), there.step([TEXT]))
+
+
+def test_keys_in_the_cache_are_normed_and_rotated_once(backend):
+    """What a cache gives back for an old token is, bit for bit, what it gave back the step before."""
+    config = replace(MIXED, qk_norm=True, window=None, layer_pattern=None)
+    model = make_model(config, make_weights(config, 3), backend)
+    caches, seen = model.new_caches(), []
+    extend = caches[1].extend
+
+    def watched(*args: Any) -> Any:
+        out = extend(*args)
+        seen.append([host(x).copy() for x in out])
+        return out
+
+    caches[1].extend = watched
+    for part in (TEXT[:3], TEXT[3:4], TEXT[4:]):
+        model.step([part], caches)
+    for earlier, later in zip(seen, seen[1:], strict=False):
+        for old, new in zip(earlier[1:], later[1:], strict=True):
+            assert np.array_equal(new[:, :, : old.shape[2]], old)
+    assert [pos.shape[1] for pos, *_ in seen] == [3, 4, 8]
 
 
 def test_rollback_is_exact_in_every_layer_or_refused_before_any_changes(model):
