@@ -89,7 +89,7 @@ def test_what_a_page_points_at_is_there(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
         if not target.startswith(("http:", "https:")):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
-    for path in re.findall(r"\b((?:minikv|tests|examples|docs)/[\w./-]+\.(?:py|md|svg))\b", text):
+    for path in re.findall(r"\b((?:minikv|tests|examples|docs)/[\w./-]+\.(?:py|md|svg|txt))\b", text):
         assert (ROOT / path).exists(), f"{page.name} speaks of {path}"
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
     for target in re.findall(r"`make ([a-z-]+)", text):
