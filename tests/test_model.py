@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -204,7 +205,7 @@ def test_keys_in_the_cache_are_normed_and_rotated_once(backend):
     caches[1].extend = watched
     for part in (TEXT[:3], TEXT[3:4], TEXT[4:]):
         model.step([part], caches)
-    for earlier, later in zip(seen, seen[1:], strict=False):
+    for earlier, later in pairwise(seen):
         for old, new in zip(earlier[1:], later[1:], strict=True):
             assert np.array_equal(new[:, :, : old.shape[2]], old)
     assert [pos.shape[1] for pos, *_ in seen] == [3, 4, 8]

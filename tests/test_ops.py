@@ -12,8 +12,6 @@ from minikv import ops
 from strategies import SEEDS
 from support import assert_close, host, normal
 
-pytestmark = pytest.mark.filterwarnings("error")
-
 EXTREMES = np.array([-1e4, -90.0, -20.0, -1.0, -1e-3, 0.0, 1e-3, 1.0, 20.0, 90.0, 1e4])
 
 
