@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from .backend import Array, as_positions, namespace
-from .mask import check_window, sees_everything, sees_nothing, visible
+from .mask import check_window, in_sight, sees_everything, visible
 from .ops import finite_or_zero, soft_cap, widen
 
-BLOCK_SIZE = 256  # what the layers use: a tile's scores then fit a CPU's cache (docs/speed.md)
+BLOCK_SIZE = 64  # what the layers use: a tile of scores then fits a core's cache (docs/speed.md)
 FEW_ROWS = 16  # below this many query rows per key/value head, k qᵀ is quicker than q kᵀ (docs/speed.md)
 
 
@@ -46,8 +46,8 @@ def attention(
     - `window`: keys in sight, the query's own included; None: all. `scale`: 1/√H by default.
     - `softcap`: scores become softcap · tanh(score / softcap), before hidden keys are taken out (arXiv 2408.00118).
     - `sinks` [N]: one more logit per query head in the denominator, with no value behind it.
-    - `block_size`: compute in tiles of about block_size² scores per head (arXiv 2205.14135): memory grows with T ·
-      block_size instead of T · S, hidden tiles are never computed, and tiles seen whole are never masked.
+    - `block_size`: compute in tiles of so many queries and 8 times as many keys (arXiv 2205.14135): memory grows with
+      T · block_size instead of T · S. Hidden tiles are never computed, and tiles seen whole are never masked.
     - `return_lse`: also return log Σ exp(score) [B, N, T] (sinks included), which `merge_attention` needs.
 
     A query that sees nothing gives exactly 0, with log-sum-exp -inf. Half-precision input is computed in float32; out
@@ -64,25 +64,23 @@ def attention(
     scale = H**-0.5 if scale is None else scale
 
     rows = T if block_size is None else block_size
-    columns = S if block_size is None else block_size * max(1, block_size // max(T, 1))
-    outs, lses = [], []
-    for t in _tiles(T, rows):
+    columns = S if block_size is None else 8 * block_size * max(1, block_size // max(T, 1))
+
+    def attend_rows(t: slice) -> tuple[Array, Array]:
+        tiles = (in_sight(q_pos[:, t], k_pos, s, window) for s in _tiles(S, columns))
         parts = [
             _attend_tile(q[:, :, t, :], k[:, :, s, :], v[:, :, s, :], q_pos[:, t], k_pos[:, s], window, scale, softcap)
-            for s in _tiles(S, columns)
-            if not sees_nothing(q_pos[:, t], k_pos[:, s], window)
-        ]
-        if not parts:
-            parts = [_nothing(q[:, :, t, :], v)]
+            for s in tiles
+            if s.start < s.stop
+        ] or [_nothing(q[:, :, t, :], v)]
         if sinks is not None:  # a sink is one more part, whose score is given and whose value is 0
             out, lse = parts[0]
             sink = xp.reshape(widen(sinks), (1, N, 1))
             parts.append((xp.zeros_like(out), xp.broadcast_to(sink, lse.shape)))
-        out, lse = parts[0] if len(parts) == 1 else merge_attention(*zip(*parts, strict=True))
-        outs.append(out)
-        lses.append(lse)
-    out = outs[0] if len(outs) == 1 else xp.concat(outs, axis=2)
-    out = xp.astype(out, q.dtype, copy=False)
+        return parts[0] if len(parts) == 1 else merge_attention(*zip(*parts, strict=True))
+
+    outs, lses = zip(*(attend_rows(t) for t in _tiles(T, rows)), strict=True)
+    out = xp.astype(outs[0] if len(outs) == 1 else xp.concat(outs, axis=2), q.dtype, copy=False)
     if not return_lse:
         return out
     return out, lses[0] if len(lses) == 1 else xp.concat(lses, axis=2)

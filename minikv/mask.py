@@ -33,23 +33,26 @@ def visible(q_pos: Any, k_pos: Any, window: int | None = None) -> np.ndarray:
     return seen if window is None else seen & (q - k < window)
 
 
-def sees_nothing(q_pos: np.ndarray, k_pos: np.ndarray, window: int | None = None) -> bool:
-    """Say that certainly no query of a tile sees any of its keys, from the extremes of [B, T] and [B, S] alone."""
-    queries, keys = _real(q_pos), _real(k_pos)
-    if not queries.size or not keys.size or keys.min() > queries.max():
-        return True
-    return window is not None and bool(queries.min() - keys.max() >= window)
+def in_sight(q_pos: np.ndarray, k_pos: np.ndarray, tile: slice, window: int | None = None) -> slice:
+    """Narrow a tile of the keys to the range outside which no query sees any: positions [B, T] and [B, S] -> a slice.
+
+    >>> in_sight(np.array([[4, 5]]), np.arange(100)[None], slice(0, 50), window=3)
+    slice(2, 6, None)
+    """
+    queries, keys = q_pos[q_pos >= 0], k_pos[:, tile]
+    if not queries.size:
+        return slice(0, 0)
+    near = (keys >= 0) & (keys <= queries.max())
+    if window is not None:
+        near &= keys > queries.min() - window
+    columns = np.flatnonzero(near.any(axis=0))
+    return slice(tile.start + int(columns[0]), tile.start + int(columns[-1]) + 1) if columns.size else slice(0, 0)
 
 
 def sees_everything(q_pos: np.ndarray, k_pos: np.ndarray, window: int | None = None) -> bool:
     """Say that every query of a tile sees all of its keys, in every row of the batch."""
     oldest = k_pos.min()
     return bool(oldest >= 0 and k_pos.max() <= q_pos.min() and (window is None or q_pos.max() - oldest < window))
-
-
-def _real(pos: np.ndarray) -> np.ndarray:
-    """Return the positions that are those of tokens, not of padding."""
-    return pos if pos.min(initial=0) >= 0 else pos[pos >= 0]
 
 
 def check_window(window: int | None) -> None:
