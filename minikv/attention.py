@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .backend import Array, as_positions, namespace
+from .backend import Array, as_positions, namespace, whole
 from .mask import check_window, in_sight, sees_everything, visible
 from .ops import finite_or_zero, soft_cap, widen
 
@@ -56,8 +56,7 @@ def attention(
     xp = namespace(q, k, v, sinks)
     _check_shapes(q, k, v, sinks)
     check_window(window)
-    if block_size is not None and block_size < 1:
-        raise ValueError(f"block_size must be at least 1 or None, got {block_size}")
+    block_size = None if block_size is None else whole(block_size, "block_size")
     (B, N, T, H), S = q.shape, k.shape[2]
     q_pos = _positions(q_pos, "q_pos", np.arange(S - T, S), B, T)
     k_pos = _positions(k_pos, "k_pos", np.arange(S), B, S)
@@ -106,8 +105,13 @@ def _attend_tile(
     (B, N, T, H), (K, S) = q.shape, k.shape[1:3]
     # The G query heads of a group are rows of one product with their key/value head: nothing is repeated.
     q = xp.reshape(q, (B, K, (N // K) * T, H))
-    if q.shape[2] < FEW_ROWS:
-        scores = xp.matrix_transpose(xp.matmul(k, xp.matrix_transpose(q)))
+    rows = q.shape[2]
+    if rows < FEW_ROWS:
+        if rows == 1:
+            q = xp.reshape(q, (B, K, H, 1))  # a vector, which the transpose of a row is not to NumPy
+        else:  # padded to rows in fours, which matrix libraries are made for
+            q = xp.matrix_transpose(xp.concat([q, xp.zeros_like(q[:, :, : -rows % 4, :])], axis=2))
+        scores = xp.matrix_transpose(xp.matmul(k, q)[..., :rows])
         scores = xp.reshape(scores, (-1,))  # copies into rows that are contiguous again, for the passes below
     else:
         scores = xp.matmul(q, xp.matrix_transpose(k))

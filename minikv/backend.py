@@ -9,6 +9,7 @@ they are NumPy integers on the host, wherever the data is.
 from __future__ import annotations
 
 import importlib
+import operator
 import os
 from dataclasses import dataclass
 from types import ModuleType
@@ -61,16 +62,43 @@ def itemsize(array: Array) -> int:
     return info(array.dtype).bits // 8
 
 
+def whole(value: Any, name: str, least: int | None = 1) -> int:
+    """Return a count as an int. Raises TypeError when it is no whole number, ValueError when it is below `least`."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be a whole number, got {value!r:.80}") from None
+    if least is not None and number < least:
+        raise ValueError(f"{name} must be at least {least}, got {number}")
+    return number
+
+
+def as_integers(values: Any, name: str) -> np.ndarray:
+    """Return host integers, such as token ids, as a NumPy array; nothing at all counts as integers.
+
+    Raises TypeError when they are not integers, ValueError when the lists in a list differ in length.
+    """
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        raise ValueError(f"{name} must be an array of integers, got lists that differ in length") from None
+    if array.dtype.kind not in "iu" and array.size:
+        raise TypeError(f"{name} must be integers, got {array.dtype}")
+    return array
+
+
 def as_positions(pos: Any, name: str) -> np.ndarray:
     """Return positions as a NumPy integer array [B, T]; one vector [T] counts for the whole batch.
 
     Raises TypeError when they are not integers, ValueError when they have neither one nor two axes.
     """
-    array = np.asarray(pos)
-    if array.dtype.kind not in "iu" and array.size:
-        raise TypeError(f"{name} must be integers, got {array.dtype}")
+    array = as_integers(pos, name)
+    if array.ndim == 2 and array.dtype == np.int64:
+        return array
     if array.ndim not in (1, 2):
         raise ValueError(f"{name} must have axes [T] or [B, T], got shape {array.shape}")
+    if array.dtype.kind == "u" and array.max(initial=0) > np.iinfo(np.int64).max:  # would turn negative: padding
+        raise ValueError(f"{name} must be below 2^63, got {array.max()}")
     return np.atleast_2d(array).astype(np.int64, copy=False)
 
 
@@ -87,7 +115,11 @@ class Backend:
 
     def asarray(self, x: Any, dtype: Any = None) -> Array:
         """Turn numbers, a NumPy array or an array of this library into one of this library, as `dtype` if given."""
-        return self.xp.asarray(x, dtype=getattr(self.xp, dtype) if isinstance(dtype, str) else dtype)
+        if isinstance(dtype, str):
+            if not hasattr(self.xp, dtype):
+                raise ValueError(f"unknown dtype {dtype!r}: {self.xp.__name__} does not have it")
+            dtype = getattr(self.xp, dtype)
+        return self.xp.asarray(x, dtype=dtype)
 
     def to_numpy(self, x: Array) -> np.ndarray:
         """Copy an array of this library to the host. On a GPU this waits for the device."""

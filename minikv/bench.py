@@ -34,6 +34,7 @@ from .peers import textbook_llama, torch_attention, transformers_llama
 from .presets import models
 from .presets.measure import measure_this
 
+SETTLE = 0.25  # seconds: the threads of a matrix library wait for more work in a loop, in the way of the next party
 SECTIONS = ("model", "load", "attention", "growth", "latent", "share")
 
 
@@ -66,6 +67,8 @@ def alternate(parties: Mapping[str, Callable[[], Any]], backend: Backend, repeat
     times: dict[str, list[float]] = {name: [] for name in parties}
     for turn in range(repeats + 1):
         for name, run in parties.items():
+            time.sleep(SETTLE)
+            run()  # what the other party left in the processor's cache should not decide
             backend.synchronize()
             start = time.perf_counter()
             run()

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .backend import Array, Backend, namespace
+from .backend import Array, Backend, as_integers, namespace, whole
 from .model import Model
 
 
@@ -74,17 +74,16 @@ def generate(
     Raises ValueError for an empty prompt, a negative count or temperature, top_k < 1, top_p outside (0, 1],
     prefill_chunk < 1, or a token outside the vocabulary.
     """
-    prompt = np.asarray(prompt_ids)
+    prompt = as_integers(prompt_ids, "prompt_ids")
     if prompt.ndim != 1 or not prompt.size:
         raise ValueError(f"prompt_ids must be a list of at least one token id, got shape {prompt.shape}")
-    if prompt.dtype.kind not in "iu":
-        raise TypeError(f"prompt_ids must be integers, got {prompt.dtype}")
-    if max_new_tokens < 0:
-        raise ValueError(f"max_new_tokens must be at least 0, got {max_new_tokens}")
-    if prefill_chunk is not None and prefill_chunk < 1:
-        raise ValueError(f"prefill_chunk must be at least 1 or None, got {prefill_chunk}")
+    whole(max_new_tokens, "max_new_tokens", least=0)
+    if prefill_chunk is not None:
+        whole(prefill_chunk, "prefill_chunk")
+    if not isinstance(stop_ids, Collection):
+        raise TypeError(f"stop_ids must be a collection of token ids, got {stop_ids!r:.80}")
     check_sampling(temperature, top_k, top_p)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(None if seed is None else whole(seed, "seed", least=0))
     backend, caches = model.backend, model.new_caches()
     text = [int(token) for token in prompt]
     ids: list[int] = []
@@ -116,8 +115,8 @@ def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -
     """Raise ValueError for a sampling setting outside its range."""
     if not 0 <= temperature < float("inf"):
         raise ValueError(f"temperature must be at least 0 and finite, got {temperature}")
-    if top_k is not None and top_k < 1:
-        raise ValueError(f"top_k must be at least 1 or None, got {top_k}")
+    if top_k is not None:
+        whole(top_k, "top_k")
     if top_p is not None and not 0 < top_p <= 1:
         raise ValueError(f"top_p must be within (0, 1] or None, got {top_p}")
 
@@ -136,7 +135,8 @@ def sample(
         return int(backend.to_numpy(namespace(logits).argmax(logits)))
     scores = backend.to_numpy(logits).astype(np.float64)
     order = np.argsort(-scores, kind="stable")[:top_k]
-    weights = np.exp((scores[order] - scores[order[0]]) / temperature)
+    with np.errstate(over="ignore"):  # a tiny temperature: -inf, and so weight 0, for all but the likeliest
+        weights = np.exp((scores[order] - scores[order[0]]) / temperature)
     reached = np.cumsum(weights / weights.sum())
     if top_p is not None:  # the token that reaches top_p is the last one in
         reached = reached[: np.searchsorted(reached, top_p) + 1]

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .backend import as_positions
+from .backend import as_positions, whole
 
 
 def visible(q_pos: Any, k_pos: Any, window: int | None = None) -> np.ndarray:
@@ -56,6 +56,6 @@ def sees_everything(q_pos: np.ndarray, k_pos: np.ndarray, window: int | None = N
 
 
 def check_window(window: int | None) -> None:
-    """Raise ValueError for a window that shows no key at all."""
-    if window is not None and window < 1:
-        raise ValueError(f"window must be at least 1 or None, got {window}")
+    """Raise ValueError for a window that shows no key at all, TypeError for one that is no number of keys."""
+    if window is not None:
+        whole(window, "window")

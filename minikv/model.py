@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .backend import Array, Backend, as_positions, get_backend, namespace
+from .backend import Array, Backend, as_integers, as_positions, get_backend, namespace, whole
 from .caches import Cache, ConcatCache, KVCache, RollingCache, all_or_none
 from .config import ModelConfig, weight_shapes
 from .feedforward import FeedForward, MixtureOfExperts
@@ -142,18 +142,17 @@ class Model:
     def _checked(
         self, tokens: Any, caches: Sequence[Cache], pos: Any, last: int | None
     ) -> tuple[np.ndarray, np.ndarray]:
-        tokens = np.asarray(tokens)
+        tokens = as_integers(tokens, "tokens")
         if tokens.ndim != 2 or not tokens.size:
             raise ValueError(f"tokens must have axes [B, T] and at least one token, got shape {tokens.shape}")
-        if tokens.dtype.kind not in "iu":
-            raise TypeError(f"tokens must be integers, got {tokens.dtype}")
         if len(caches) != len(self.layers):
             raise ValueError(f"{len(self.layers)} layers need as many caches, got {len(caches)}")
-        if last is not None and not 1 <= last <= tokens.shape[1]:
+        if last is not None and not 1 <= whole(last, "last", least=None) <= tokens.shape[1]:
             raise ValueError(f"last must be within 1..{tokens.shape[1]}, the tokens of this step, got {last}")
-        seen = caches[0].lengths if caches[0].length else np.zeros(len(tokens), dtype=np.int64)
+        lengths = [cache.lengths.tolist() or [0] * len(tokens) for cache in caches]
+        seen = np.array(lengths[0])
         for index, (cache, layer) in enumerate(zip(caches, self.layers, strict=True)):
-            if not np.array_equal(cache.lengths if cache.length else np.zeros(len(tokens), dtype=np.int64), seen):
+            if lengths[index] != lengths[0]:
                 raise ValueError(
                     f"caches disagree: layer 0 has seen {caches[0].length} tokens, layer {index} {cache.length}"
                 )

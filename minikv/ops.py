@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 from .backend import Array, namespace
 
@@ -47,10 +48,7 @@ def rms_norm(x: Array, weight: Array, eps: float) -> Array:
 
     arXiv 1910.07467, equation 4, with the eps of all implementations inside the root.
     """
-    xp = namespace(x, weight)
-    wide = widen(x)
-    wide = wide / xp.sqrt(xp.mean(wide * wide, axis=-1, keepdims=True) + eps)
-    return xp.astype(wide * weight, x.dtype, copy=False)
+    return _norm(widen(x), weight, eps, x.dtype)
 
 
 def layer_norm(x: Array, weight: Array, bias: Array, eps: float) -> Array:
@@ -60,9 +58,15 @@ def layer_norm(x: Array, weight: Array, bias: Array, eps: float) -> Array:
     """
     xp = namespace(x, weight, bias)
     wide = widen(x)
-    wide = wide - xp.mean(wide, axis=-1, keepdims=True)
-    wide = wide / xp.sqrt(xp.mean(wide * wide, axis=-1, keepdims=True) + eps)
-    return xp.astype(wide * weight + bias, x.dtype, copy=False)
+    return _norm(wide - xp.sum(wide, axis=-1, keepdims=True) / x.shape[-1], weight, eps, x.dtype, bias)
+
+
+def _norm(wide: Array, weight: Array, eps: float, dtype: Any, bias: Array | None = None) -> Array:
+    xp = namespace(wide)
+    mean = xp.sum(wide * wide, axis=-1, keepdims=True) / wide.shape[-1]
+    y = wide / xp.sqrt(mean + eps) * weight
+    y = y if bias is None else y + bias
+    return y if y.dtype == dtype else xp.astype(y, dtype)
 
 
 def soft_cap(x: Array, cap: float | None) -> Array:

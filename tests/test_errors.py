@@ -188,6 +188,13 @@ def test_layers_that_the_stack_does_not_run(kind):
         ([1, 10], {}, ("10", "token")),
         ([1, -1], {}, ("-1", "token")),
         ([1.5], {}, ("float64",)),
+        ([[1], [1, 2]], {}, ("prompt_ids", "length")),
+        ([1], {"max_new_tokens": 2.5}, ("max_new_tokens", "2.5")),
+        ([1], {"prefill_chunk": "2"}, ("prefill_chunk", "'2'")),
+        ([1], {"top_k": 2.5}, ("top_k", "2.5")),
+        ([1], {"seed": -1}, ("seed", "-1", "0")),
+        ([1], {"stop_ids": 3}, ("stop_ids", "3")),
+        ([1], {"stop_ids": None}, ("stop_ids", "None")),
     ],
 )
 def test_wrong_generation(backend, prompt, options, parts):
@@ -195,6 +202,40 @@ def test_wrong_generation(backend, prompt, options, parts):
     called = []
     refusal(lambda: generate(model, prompt, **{"max_new_tokens": 3} | options, on_token=called.append), *parts)
     assert not called
+
+
+@pytest.mark.parametrize("count", [2.5, 4.0, "4", [4]])
+def test_counts_that_are_no_whole_numbers(warm, count):
+    model, caches = warm
+    before = snapshot(caches, model)
+    ones = np.ones((1, 1, 1, 2))
+    refusal(lambda: KVCache(count), "capacity", repr(count))
+    refusal(lambda: RollingCache(count), "window", repr(count))
+    refusal(lambda: minikv.visible([0], [0], window=count), "window", repr(count))
+    refusal(lambda: attention(ones, ones, ones, window=count), "window", repr(count))
+    refusal(lambda: attention(ones, ones, ones, block_size=count), "block_size", repr(count))
+    refusal(lambda: caches[0].truncate(count), "length", repr(count))
+    refusal(lambda: model.step([[1], [1]], caches, last=count), "last", repr(count))
+    assert_unchanged(before, snapshot(caches, model))
+    refusal(lambda: RollingCache(None), "window", "None")
+
+
+def test_lists_that_are_no_arrays_of_integers(warm):
+    model, caches = warm
+    before = snapshot(caches, model)
+    refusal(lambda: model.step([[1, 2], [3]], caches), "tokens", "length")
+    refusal(lambda: model.step([[1, 2], [3, 4]], caches, [[18, 19], [18]]), "pos", "length")
+    refusal(lambda: minikv.visible([[0, 1], [0]], [0]), "q_pos", "length")
+    refusal(lambda: caches[0].reorder([[0], [0, 1]]), "rows", "length")
+    refusal(lambda: KVCache().reorder([0]), "no batch")
+    beyond = np.array([[18], [2**64 - 1]], dtype=np.uint64)  # as int64 it would be -1: padding
+    refusal(lambda: model.step([[1], [1]], caches, beyond), "pos", str(2**64 - 1), "2^63")
+    assert_unchanged(before, snapshot(caches, model))
+
+
+def test_unknown_dtype():
+    refusal(lambda: random_model(MIXED, dtype="flaot32"), "dtype", "flaot32")
+    refusal(lambda: random_model(MIXED).to("numpy", "half-precision"), "dtype", "half-precision")
 
 
 def test_unknown_backend():

@@ -86,6 +86,7 @@ def test_taking_the_likeliest_of_one_is_greedy(model):
     assert generate(model, TEXT, 6, temperature=3.0, top_k=1, seed=0).ids == want
     assert generate(model, TEXT, 6, temperature=3.0, top_p=1e-9, seed=0).ids == want
     assert generate(model, TEXT, 6, temperature=1e-6, seed=0).ids == want
+    assert generate(model, TEXT, 6, temperature=5e-324, seed=0).ids == want  # and no warning
 
 
 def allowed(probabilities: np.ndarray, top_k: int | None, top_p: float | None) -> np.ndarray:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backend import Array, as_positions, itemsize, namespace
+from ..backend import Array, as_integers, as_positions, itemsize, namespace, whole
 
 
 class Cache:
@@ -73,7 +73,7 @@ class Cache:
         Raises ValueError, and changes nothing, when `length` is negative or beyond what was seen, or when the shorter
         history needs rows that are no longer there.
         """
-        if not 0 <= length <= self.length:
+        if not 0 <= whole(length, "length", least=None) <= self.length:
             raise ValueError(f"cannot truncate to length {length}: the cache has seen {self.length} tokens")
         if length < self.length:
             self._keep_below(length)
@@ -94,9 +94,11 @@ class Cache:
         Everything that belongs to a row follows, and the batch size becomes len(rows). Raises ValueError for a row that
         is not there, TypeError when they are not integers.
         """
-        index, batch = np.asarray(rows), self._pos.shape[0]
-        if index.dtype.kind not in "iu" or index.ndim != 1:
-            raise TypeError(f"rows must be a list of integers, got {rows!r}")
+        index, batch = as_integers(rows, "rows"), self._pos.shape[0]
+        if not batch:
+            raise ValueError("nothing to reorder: the cache has seen no batch")
+        if index.ndim != 1:
+            raise ValueError(f"rows must be a list of integers, got shape {index.shape}")
         if not index.size or index.min() < 0 or index.max() >= batch:
             raise ValueError(f"rows must be within 0..{batch - 1} and at least one, got {index.tolist()}")
         self._reorder(index)
@@ -154,6 +156,8 @@ class Cache:
 def check_rising(pos: np.ndarray, seen: np.ndarray) -> None:
     """Raise ValueError unless the positions of every row [B, T] rise from what it has seen [B]; -1 (padding) is passed
     over."""
+    if (pos >= seen[:, None]).all() and (pos[:, 1:] > pos[:, :-1]).all():
+        return
     before = np.maximum.accumulate(np.concatenate([seen[:, None] - 1, pos], axis=1), axis=1)[:, :-1]
     wrong = ((pos <= before) & (pos >= 0)) | (pos < -1)
     if wrong.any():

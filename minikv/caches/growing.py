@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backend import Array, namespace
+from ..backend import Array, namespace, whole
 from .base import Cache, joined
 
 
@@ -29,10 +29,8 @@ class KVCache(Cache):
     """
 
     def __init__(self, capacity: int | None = None) -> None:
-        if capacity is not None and capacity < 1:
-            raise ValueError(f"capacity must be at least 1 or None, got {capacity}")
         super().__init__()
-        self.capacity = capacity
+        self.capacity = None if capacity is None else whole(capacity, "capacity")
 
     def _store(self, pos: np.ndarray, rows: tuple[Array, ...]) -> tuple[Any, ...]:
         start, end = self._pos.shape[1], self._pos.shape[1] + pos.shape[1]

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backend import Array, namespace
+from ..backend import Array, namespace, whole
 from .base import Cache, drop_from, frozen, joined, used_columns
 
 
@@ -35,10 +35,8 @@ class RollingCache(Cache):
     """
 
     def __init__(self, window: int) -> None:
-        if window < 1:
-            raise ValueError(f"window must be at least 1, got {window}")
         super().__init__()
-        self.window: int = window
+        self.window: int = whole(window, "window")
         self._lost = np.empty(
             0, dtype=np.int64
         )  # the largest position that each row of the batch has forgotten; -1: none
