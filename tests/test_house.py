@@ -155,6 +155,33 @@ def test_the_reader_of_array_names_reads_them():
     assert array_names(ast.parse(source)) == {"einsum", "cumsum", "fft"}
 
 
+def array_calls(tree: ast.AST) -> list[tuple[str, int, list[str]]]:
+    """Calls of array functions through the name xp: (function, number of plain arguments, names of the others)."""
+    return [
+        (node.func.attr, len(node.args), [keyword.arg or "" for keyword in node.keywords])
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        if isinstance(node.func.value, ast.Name) and node.func.value.id == "xp" and node.func.attr in ARRAY_FUNCTIONS
+        if not any(isinstance(argument, ast.Starred) for argument in node.args)
+    ]
+
+
+@pytest.mark.parametrize("library", ["numpy", "array_api_strict", "cupy"])
+def test_every_library_takes_the_arguments_that_array_functions_are_given(library):
+    """That a name exists is not enough: CuPy's argsort, for one, has no argument `stable`."""
+    xp = pytest.importorskip(library)
+    for file, tree in TREES.items():
+        for name, count, keywords in array_calls(tree):
+            try:
+                signature = inspect.signature(getattr(xp, name))
+            except (ValueError, TypeError):
+                continue  # compiled, and silent about its arguments
+            try:
+                signature.bind(*[None] * count, **dict.fromkeys(keywords))
+            except TypeError as error:
+                raise AssertionError(f"{file}: {library}.{name} does not take {count} and {keywords}") from error
+
+
 @pytest.mark.parametrize("file", TREES)
 def test_only_the_backend_names_an_array_library(file):
     named = set()
