@@ -51,7 +51,8 @@ def attention(
     - `return_lse`: also return log Σ exp(score) [B, N, T] (sinks included), which `merge_attention` needs.
 
     A query that sees nothing gives exactly 0, with log-sum-exp -inf. Half-precision input is computed in float32; out
-    has q's type. Raises ValueError for shapes that do not fit, TypeError for arrays of different libraries or types.
+    has q's type. Raises ValueError for shapes that do not fit, TypeError for arrays of different libraries or types, or
+    of integers.
     """
     xp = namespace(q, k, v, sinks)
     _check_shapes(q, k, v, sinks)
@@ -60,7 +61,11 @@ def attention(
     (B, N, T, H), S = q.shape, k.shape[2]
     q_pos = _positions(q_pos, "q_pos", np.arange(S - T, S), B, T)
     k_pos = _positions(k_pos, "k_pos", np.arange(S), B, S)
-    scale = H**-0.5 if scale is None else scale
+    # Python's floats: a NumPy scalar would widen float32 to float64.
+    scale = H**-0.5 if scale is None else float(scale)
+    softcap = None if softcap is None else float(softcap)
+    if softcap is not None and not 0 < softcap < math.inf:
+        raise ValueError(f"softcap must be positive and finite, or None, got {softcap}")
 
     rows = T if block_size is None else block_size
     columns = S if block_size is None else 8 * block_size * max(1, block_size // max(T, 1))
@@ -74,7 +79,7 @@ def attention(
         ] or [_nothing(q[:, :, t, :], v)]
         if sinks is not None:  # a sink is one more part, whose score is given and whose value is 0
             out, lse = parts[0]
-            sink = xp.reshape(widen(sinks), (1, N, 1))
+            sink = xp.reshape(xp.astype(sinks, lse.dtype, copy=False), (1, N, 1))
             parts.append((xp.zeros_like(out), xp.broadcast_to(sink, lse.shape)))
         return parts[0] if len(parts) == 1 else merge_attention(*zip(*parts, strict=True))
 
@@ -150,13 +155,19 @@ def merge_attention(outs: Sequence[Array], lses: Sequence[Array]) -> tuple[Array
     outs_i [..., V], lses_i [...]: what `attention(..., return_lse=True)` gave for each set. The order does not matter,
     and a set in which a query saw nothing (lse -inf) changes nothing. arXiv 2205.14135, section 3.1.
 
-    Raises ValueError when the lists are empty or of different lengths.
+    The result has the outs' type. Raises ValueError when the lists are empty or of different lengths, or when shapes
+    differ.
     """
     if len(outs) != len(lses) or not outs:
         raise ValueError(
             f"merge_attention needs as many outs as lses and at least one, got {len(outs)} and {len(lses)}"
         )
     xp = namespace(*outs, *lses)
+    for out, lse in zip(outs, lses, strict=True):
+        if out.shape != outs[0].shape or lse.shape != out.shape[:-1]:
+            raise ValueError(
+                f"outs [..., V] and lses [...] must have one shape, got {outs[0].shape}, {out.shape} and {lse.shape}"
+            )
     peak = lses[0]
     for lse in lses[1:]:
         peak = xp.maximum(peak, lse)
@@ -166,7 +177,8 @@ def merge_attention(outs: Sequence[Array], lses: Sequence[Array]) -> tuple[Array
     empty = total == 0
     total = xp.where(empty, 1.0, total)
     mixed = [out * (share / total)[..., None] for out, share in zip(outs, shares, strict=True)]
-    return sum(mixed[1:], mixed[0]), xp.where(empty, -math.inf, peak + xp.log(total))
+    out = xp.astype(sum(mixed[1:], mixed[0]), outs[0].dtype, copy=False)
+    return out, xp.where(empty, -math.inf, peak + xp.log(total))
 
 
 def merge_heads(out: Array) -> Array:
@@ -182,6 +194,8 @@ def _check_shapes(q: Array, k: Array, v: Array, sinks: Array | None) -> None:
             raise ValueError(f"{name} must have axes [batch, heads, time, width], got shape {array.shape}")
         if array.dtype != q.dtype:
             raise TypeError(f"q and {name} must have one type, got {q.dtype} and {array.dtype}")
+    if not namespace(q).isdtype(q.dtype, "real floating"):
+        raise TypeError(f"q, k and v must be floating-point, got {q.dtype}")
     if q.shape[0] != k.shape[0]:
         raise ValueError(f"q and k must have one batch size, got {q.shape[0]} and {k.shape[0]}")
     if q.shape[3] != k.shape[3]:

@@ -44,7 +44,7 @@ def in_sight(q_pos: np.ndarray, k_pos: np.ndarray, tile: slice, window: int | No
         return slice(0, 0)
     near = (keys >= 0) & (keys <= queries.max())
     if window is not None:
-        near &= keys > queries.min() - window
+        near &= keys > int(queries.min()) - window  # of Python, whose numbers have no end
     columns = np.flatnonzero(near.any(axis=0))
     return slice(tile.start + int(columns[0]), tile.start + int(columns[-1]) + 1) if columns.size else slice(0, 0)
 

@@ -224,7 +224,11 @@ def test_window_of_one_returns_the_values_and_a_wide_one_changes_nothing(backend
     q, k, v, _ = arrays(2, 4, 2, 5, 5, 8, 3, 0, dtype)
     q, k, v = map(backend.asarray, (q, k, v))
     assert_same(attention(q, k, v, window=1), np.repeat(host(v), 2, axis=1))
-    assert_same(attention(q, k, v, window=5), attention(q, k, v))
+    for window in (5, 2**62, 2**70):
+        for block_size in (None, 2):
+            assert_same(
+                attention(q, k, v, window=window, block_size=block_size), attention(q, k, v, block_size=block_size)
+            )
 
 
 @pytest.mark.parametrize("block_size", [None, 1])
@@ -279,6 +283,24 @@ def test_merging_empty_results(backend, dtype):
         merged, total = merge_attention(*map(list, zip(*parts, strict=True)))
         assert_same(merged, out)
         assert_same(total, lse)
+
+
+def test_numbers_of_numpy_and_wide_sinks_never_widen(backend):
+    q, k, v, sinks = arrays(1, 4, 2, 3, 3, 8, 2, 0, "float32")
+    options = {"scale": 0.7, "softcap": 1.5, "return_lse": True}
+    want = attention(*map(backend.asarray, (q, k, v)), sinks=backend.asarray(sinks), **options)
+    options |= {"scale": np.float64(0.7), "softcap": np.float64(1.5)}
+    wide = backend.asarray(sinks.astype("float64"))
+    for a, b in zip(attention(*map(backend.asarray, (q, k, v)), sinks=wide, **options), want, strict=True):
+        assert_same(a, b)
+
+
+def test_merging_keeps_the_type_of_the_parts(backend):
+    if backend.name == "strict":
+        pytest.skip("the array standard has no float16")
+    q, k, v, _ = (backend.asarray(x) for x in arrays(1, 2, 2, 3, 3, 4, 2, 0, "float16"))
+    out, lse = attention(q, k, v, return_lse=True)
+    assert [str(x.dtype) for x in merge_attention([out, out], [lse, lse])] == ["float16", "float32"]
 
 
 def test_scale_is_the_one_given(backend):
@@ -341,6 +363,8 @@ def shapes(q, k, v):
         ((1, 2, 1, 2), (1, 2, 1, 2), (1, 2, 1, 2), {"window": 0}, "window.*0"),
         ((1, 2, 1, 2), (1, 2, 1, 2), (1, 2, 1, 2), {"window": -7}, "window.*-7"),
         ((1, 2, 1, 2), (1, 2, 1, 2), (1, 2, 1, 2), {"block_size": 0}, "block_size.*0"),
+        ((1, 2, 1, 2), (1, 2, 1, 2), (1, 2, 1, 2), {"softcap": 0.0}, "softcap.*0.0"),
+        ((1, 2, 1, 2), (1, 2, 1, 2), (1, 2, 1, 2), {"softcap": float("inf")}, "softcap.*inf"),
         ((1, 2, 1, 2), (1, 2, 5, 2), (1, 2, 5, 2), {"k_pos": np.arange(4)}, "k_pos.*(4.*5|5.*4)"),
         ((1, 2, 3, 2), (1, 2, 5, 2), (1, 2, 5, 2), {"q_pos": np.arange(2)}, "q_pos.*(2.*3|3.*2)"),
     ],
@@ -349,6 +373,20 @@ def test_wrong_arguments_are_refused(backend, q, k, v, options, message):
     with pytest.raises(ValueError, match=message) as caught:
         attention(*map(backend.asarray, shapes(q, k, v)), **options)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "bool", "complex128"])
+def test_whole_numbers_are_refused_and_not_cut_off(backend, dtype):
+    q, k, v = (backend.asarray(x.astype(dtype)) for x in shapes((1, 1, 2, 1), (1, 1, 5, 1), (1, 1, 5, 1)))
+    with pytest.raises(TypeError, match=dtype):
+        attention(q, k, v)
+
+
+def test_partial_results_that_do_not_fit_are_refused(backend):
+    out, lse = backend.asarray(np.zeros((1, 2, 3, 4), "float32")), backend.asarray(np.zeros((1, 2, 3), "float32"))
+    for outs, lses in (([out, out[:, :, :1, :]], [lse, lse[:, :, :1]]), ([out, out], [lse, lse[:, :, :1]])):
+        with pytest.raises(ValueError, match=r"\(1, 2, 3, 4\).*\(1, 2, 1\)"):
+            merge_attention(outs, lses)
 
 
 def test_sinks_of_the_wrong_count_are_refused(backend):
