@@ -88,13 +88,15 @@ def silu(x: Array) -> Array:
 
 def gelu_tanh(x: Array) -> Array:
     """Compute the tanh form of GELU: x/2 · (1 + tanh(√(2/π) (x + 0.044715 x³))) (arXiv 1606.08415, section 2)."""
-    inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)
-    return 0.5 * x * (1.0 + namespace(x).tanh(inner))
+    xp, wide = namespace(x), widen(x)  # in 16 bits x³ overflows from 41 on
+    inner = math.sqrt(2 / math.pi) * (wide + 0.044715 * wide * wide * wide)
+    return xp.astype(0.5 * wide * (1.0 + xp.tanh(inner)), x.dtype, copy=False)
 
 
 def gelu(x: Array) -> Array:
     """Compute x · Φ(x) = x/2 · (1 + erf(x/√2)), Φ the normal distribution function (arXiv 1606.08415, section 2)."""
-    return 0.5 * x * (1.0 + erf(x / math.sqrt(2)))
+    wide = widen(x)
+    return namespace(x).astype(0.5 * wide * (1.0 + erf(wide / math.sqrt(2))), x.dtype, copy=False)
 
 
 def erf(x: Array) -> Array:

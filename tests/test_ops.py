@@ -24,6 +24,17 @@ def test_activations(backend, dtype, name):
         )
 
 
+@pytest.mark.parametrize("name", sorted(oracle.ACTIVATIONS))
+def test_activations_of_float16(backend, name):
+    """Each value to its own last bits, and no overflow on the way."""
+    if backend.name == "strict":
+        pytest.skip("the array standard has no float16")
+    x = np.linspace(-300, 300, 1201).astype("float16")
+    want = np.array([oracle.ACTIVATIONS[name](float(a)) for a in x])
+    error = np.abs(host(ops.ACTIVATIONS[name](backend.asarray(x))) - want)
+    assert (error <= 4 * np.finfo("float16").eps * np.maximum(np.abs(want), 1)).all()
+
+
 def test_error_function_to_the_last_bits(backend):
     x = np.linspace(-7, 7, 2001)
     import math
