@@ -109,7 +109,7 @@ class MixtureOfExperts:
         """Add up every expert's answer to every token: [n, D]."""
         y = namespace(x).zeros_like(x)
         for e in range(self.config.n_experts):
-            y = y + weights[:, e : e + 1] * self._expert(x, operator.itemgetter((e, ...)))
+            y = y + weighted(weights[:, e : e + 1], self._expert(x, operator.itemgetter((e, ...))))
         return y
 
     def _fetch(self, x: Array, weights: Array) -> Array:
@@ -123,7 +123,7 @@ class MixtureOfExperts:
         def pick(w: Array) -> Array:  # [E, ...] -> [n, k, ...]
             return xp.reshape(xp.take(w, chosen, axis=0), (n, k, *w.shape[1:]))
 
-        return xp.sum(weights * self._expert(x[:, None, None, :], pick), axis=(1, 2))
+        return xp.sum(weighted(weights, self._expert(x[:, None, None, :], pick)), axis=(1, 2))
 
     def _expert(self, x: Array, pick: Callable[[Array], Array]) -> Array:
         """Run the feed-forward whose weights `pick` takes out of the stacks: x [..., m, D] -> [..., m, D]."""
@@ -131,6 +131,11 @@ class MixtureOfExperts:
         bias = {name: pick(self.weights[name + "_bias"])[..., None, :] if c.mlp_bias else None for name in (up, down)}
         h = non_linearity(linear(x, pick(self.weights[up]), bias[up]), c)
         return linear(h, pick(self.weights[down]), bias[down])
+
+
+def weighted(weights: Array, y: Array) -> Array:
+    """Multiply, and give 0 where the weight is 0: an expert that was not chosen may overflow, and 0 · inf is NaN."""
+    return namespace(y).where(weights == 0, 0.0, weights * y)
 
 
 def best(x: Array, k: int) -> Array:

@@ -143,6 +143,20 @@ def test_leading_layers_are_dense(backend):
     assert weights["layers.1.gate_up"].shape == (14, 6)
 
 
+def test_an_expert_that_was_not_chosen_may_overflow(backend):
+    """Many tokens go through every expert: 0 · inf in one that was not chosen must not reach them."""
+    config = sparse_config(n_experts_per_token=2)
+    weights, x = make_weights(config, 1), normal(3, 1, 9, 6)
+    weights["layers.0.router"][5] = 0
+    x[0, :, 0] += 100  # the routers' first column decides
+    weights["layers.0.router"][:5, 0] = 1
+    assert not host(layer_of(config, weights, backend).route(backend.asarray(x[0])))[:, 5].any()
+    want = host(layer_of(config, weights, backend)(backend.asarray(x)))
+    weights["layers.0.experts_down"][5] = np.inf
+    with np.errstate(invalid="ignore"):
+        assert np.array_equal(host(layer_of(config, weights, backend)(backend.asarray(x))), want)
+
+
 def test_few_tokens_fetch_only_their_own_experts(backend):
     """Decode must not read what it does not use: NaN in every expert that was not chosen stays unseen."""
     config = sparse_config(n_experts_per_token=2)
