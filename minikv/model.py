@@ -204,6 +204,8 @@ def check_weights(weights: dict[str, Array], config: ModelConfig) -> None:
         if tuple(weights[name].shape) != shapes[name]:
             raise ValueError(f"weight {name!r} must have shape {shapes[name]}, got {tuple(weights[name].shape)}")
         namespace(weights["embed"], weights[name])  # types of two libraries cannot be compared
+        if not namespace(weights[name]).isdtype(weights[name].dtype, "real floating"):
+            raise TypeError(f"weight {name!r} must be floating-point, got {weights[name].dtype}")
         if weights[name].dtype != weights["embed"].dtype:
             raise TypeError(
                 f"weight {name!r} must have the type of 'embed', {weights['embed'].dtype}, got {weights[name].dtype}"

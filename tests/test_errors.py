@@ -162,6 +162,7 @@ def test_wrong_weights(backend):
     refusal(lambda: Model(MIXED, weights | {name: weights["embed"]}), name, "(64, 12)", "(10, 12)")
     narrow = backend.asarray(make_weights(MIXED, 0)[name].astype("float32"))
     refusal(lambda: Model(MIXED, weights | {name: narrow}), name, "float32", "float64")
+    refusal(lambda: random_model(MIXED, backend=backend, dtype="int32"), "embed", "int32")
     if backend.name != "numpy":
         refusal(lambda: Model(MIXED, weights | {name: make_weights(MIXED, 0)[name]}), "numpy")
 
