@@ -51,8 +51,8 @@ FAULTS = [
     fault(
         "blockwise skips a key on the window's edge",
         "mask.py",
-        "keys > queries.min() - window",
-        "keys > queries.min() - window + 1",
+        "keys > int(queries.min()) - window",
+        "keys > int(queries.min()) - window + 1",
     ),
     # Attention.
     fault(
@@ -81,8 +81,8 @@ FAULTS = [
     fault(
         "merging forgets the maximum",
         "attention.py",
-        "sum(mixed[1:], mixed[0]), xp.where(empty, -math.inf, peak + xp.log(total))",
-        "sum(mixed[1:], mixed[0]), xp.where(empty, -math.inf, xp.log(total))",
+        "return out, xp.where(empty, -math.inf, peak + xp.log(total))",
+        "return out, xp.where(empty, -math.inf, xp.log(total))",
         "test_attention.py",
     ),
     fault(
@@ -220,19 +220,23 @@ def copy_of_the_package(folder: Path) -> Path:
     return folder
 
 
+def faulty(fault: Fault) -> str:
+    """Write the fault into its file's source. Raises ValueError when the package has moved on and the fault has not."""
+    source = (ROOT / "minikv" / fault.file).read_text(encoding="utf-8")
+    for old, new in fault.changes:
+        if source.count(old) != 1:
+            raise ValueError(f"{fault.name}: {old!r} stands {source.count(old)} times in {fault.file}, not once")
+        source = source.replace(old, new)
+    compile(source, fault.file, "exec")
+    return source
+
+
 def plant(fault: Fault) -> tuple[Fault, bool, str, float]:
     """Plant one fault and run its tests; returns whether they noticed and which test did."""
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         package = copy_of_the_package(Path(folder))
-        path = package / "minikv" / fault.file
-        source = path.read_text(encoding="utf-8")
-        for old, new in fault.changes:
-            if source.count(old) != 1:
-                raise ValueError(f"{fault.name}: {old!r} stands {source.count(old)} times in {fault.file}, not once")
-            source = source.replace(old, new)
-        compile(source, fault.file, "exec")
-        path.write_text(source, encoding="utf-8")
+        (package / "minikv" / fault.file).write_text(faulty(fault), encoding="utf-8")
         passed, first = run_tests(package, fault.tests)
     return fault, not passed, first, time.perf_counter() - start
 
@@ -240,6 +244,8 @@ def plant(fault: Fault) -> tuple[Fault, bool, str, float]:
 def main() -> int:
     """Plant every fault; returns 0 when each was noticed."""
     wanted = [f for f in FAULTS if not sys.argv[1:] or any(part in f.name for part in sys.argv[1:])]
+    for fault in wanted:
+        faulty(fault)
     with tempfile.TemporaryDirectory() as folder:  # tests that fail anyway would notice everything
         passed, first = run_tests(
             copy_of_the_package(Path(folder)), tuple(sorted({t for f in wanted for t in f.tests}))
