@@ -135,7 +135,7 @@ def bench_load(path: str) -> Table:
             "import sys, time; path = sys.argv[1]; start = time.perf_counter()\n"
             f"{code}\n"
             "seconds, status = time.perf_counter() - start, open('/proc/self/status').read()\n"
-            "print(seconds, int(status.split('VmHWM:')[1].split()[0]) * 1024)"  # of this process, not of the one it left
+            "print(seconds, int(status.split('VmHWM:')[1].split()[0]) * 1024)"  # of this process alone
         )
         done = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True)
         if done.returncode:
