@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
@@ -98,12 +100,16 @@ class ModelConfig:
     group_score: str = "max"  # a group is worth its best score, or the sum of its two best ("top2")
 
     def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value, kind = getattr(self, field.name), str(field.type).removesuffix(" | None")
+            if value is not None or kind == field.type:
+                object.__setattr__(self, field.name, _read(value, kind, field.name))
         for name in ("vocab_size", "d_model", "n_layers", "n_heads", "n_kv_heads", "head_dim", "d_ff"):
-            if not _is_int(getattr(self, name)) or getattr(self, name) < 1:
+            if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1, got {getattr(self, name)!r}")
         if self.n_heads % self.n_kv_heads:
             raise ValueError(f"{self.n_heads} query heads cannot share {self.n_kv_heads} key/value heads")
-        if self.window is not None and (not _is_int(self.window) or self.window < 1):
+        if self.window is not None and self.window < 1:
             raise ValueError(f"window must be a whole number of at least 1 or None, got {self.window!r}")
         if self.layer_pattern is not None and (not self.layer_pattern or set(self.layer_pattern) - set("LGCS")):
             raise ValueError(f"layer_pattern must be made of L, G, C and S, got {self.layer_pattern!r}")
@@ -275,5 +281,13 @@ def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+_KINDS: dict[str, Any] = {"int": Integral, "float": Real, "bool": bool, "str": str, "dict[str, Any]": dict}
+
+
+def _read(value: Any, kind: str, name: str) -> Any:
+    """Return a field's value as Python's own type, since a NumPy scalar would widen float32 to float64."""
+    fits = isinstance(value, _KINDS[kind]) and (kind == "bool" or not isinstance(value, bool))
+    if not fits or (kind == "float" and not 0 < value < math.inf):
+        wanted = {"int": "a whole number", "float": "a positive finite number"}.get(kind, f"of type {kind}")
+        raise ValueError(f"{name} must be {wanted}, got {value!r:.80}")
+    return {"int": int, "float": float}.get(kind, lambda same: same)(value)

@@ -245,6 +245,17 @@ def test_steps_never_write_into_the_weights(backend):
             model.step([part], caches)
 
 
+def test_numbers_of_numpy_in_a_configuration_widen_nothing(backend):
+    plain = {"embed_scale": 3.5, "attn_scale": 0.25, "attn_softcap": 3.0, "final_softcap": 2.0, "swiglu_limit": 0.5}
+    config = ModelConfig(**SMALL, **plain)
+    kinds = {int: np.int64, float: np.float64, bool: bool}
+    same = ModelConfig(**{name: kinds[type(value)](value) for name, value in {**SMALL, **plain}.items()})
+    assert same == config and {type(v) for v in same.to_dict().values()} <= {int, float, bool, str, type(None)}
+    weights = make_weights(config, 3, "float32")
+    logits = [host(make_model(c, weights, backend).step([TEXT])) for c in (config, same)]
+    assert logits[1].dtype == "float32" and np.array_equal(*logits)
+
+
 def test_float32_weights_stay_float32_all_the_way(model, backend):
     config = model.config
     weights = make_weights(config, 3, "float32")
