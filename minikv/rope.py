@@ -43,8 +43,15 @@ def rope_frequencies(rotary_dim: int, theta: float, scaling: dict[str, Any] | No
     turns = original * frequencies / (2 * math.pi)  # of each pair within the length that the model was trained on
     if kind == "llama3":
         low, high = _positive(scaling, kind, "low_freq_factor"), _positive(scaling, kind, "high_freq_factor")
+        if low >= high:
+            raise ValueError(f"rope type 'llama3' needs low_freq_factor below high_freq_factor, got {low} and {high}")
         keep = np.clip((turns - low) / (high - low), 0.0, 1.0)
         return frequencies * (keep + (1 - keep) / factor), 1.0
+    if theta <= 1:
+        raise ValueError(f"rope type 'yarn' needs a base above 1, got {theta}")
+    for key in ("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor"):
+        if scaling.get(key):
+            _positive(scaling, kind, key)
     fast, slow = scaling.get("beta_fast") or 32, scaling.get("beta_slow") or 1
     # The pairs i, as real numbers, that turn that often: turns(i) = original / 2π · theta^(-2i / rotary_dim).
     first, last = (rotary_dim * math.log(original / (2 * math.pi * n)) / (2 * math.log(theta)) for n in (fast, slow))

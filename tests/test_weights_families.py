@@ -307,6 +307,17 @@ def test_an_unknown_setting_is_refused_by_name(name: str) -> None:
         ("Llama-3.1-8B", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type 'dynamic'"),
         ("Llama-3.1-8B", {"rope_scaling": {"type": "longrope", "factor": 2.0}}, "rope type 'longrope'"),
         ("Llama-3.1-8B", {"rope_scaling": {"type": ["yarn"], "factor": 2.0}}, "rope type"),
+        ("Llama-3.1-8B", {"rope_scaling": {"type": "yarn", "factor": 2.0}, "rope_theta": 1.0}, "base above 1, got 1.0"),
+        (
+            "Llama-3.1-8B",
+            {"rope_scaling": {"type": "yarn", "factor": 2.0, "mscale_all_dim": "1"}},
+            "mscale_all_dim, got '1'",
+        ),
+        (
+            "Llama-3.1-8B",
+            {"rope_scaling": {"type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 1.0}},
+            "low_freq_factor below high_freq_factor",
+        ),
         ("Llama-3.1-8B", {"rope_scaling": {"type": "linear"}}, "factor"),
         ("Llama-3.1-8B", {"rope_scaling": {"type": "linear", "factor": 2.0, "short_factor": [1]}}, "'short_factor'"),
         ("Llama-3.1-8B", {"rope_scaling": [1]}, "rotary block"),

@@ -330,6 +330,8 @@ def test_llama3_frequencies_are_recognised(tmp_path: Path) -> None:
         ({"llama.attention.scale": 0.5}, "'attention.scale' = 0.5"),
         ({"llama.attention.value_length": 8}, "value_length 8"),
         ({"llama.attention.head_count": [4, 4]}, "'attention.head_count' must be a whole number"),
+        ({"llama.attention.head_count_kv": [4] * 40}, "'attention.head_count_kv' must be a whole number"),
+        ({"llama.attention.scales": [0.5] * 40}, "'attention.scales' = array([0.5, "),
         ({"llama.attention.head_count_kv": 3}, "4 query heads cannot share 3 key/value heads"),
         ({"llama.attention.layer_norm_rms_epsilon": 0.0}, "layer_norm_rms_epsilon"),
         ({"llama.block_count": 4_000_000_000}, "block_count"),

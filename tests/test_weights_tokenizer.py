@@ -143,6 +143,11 @@ def test_runs_of_spaces_in_gemma_files_are_merged() -> None:
         ({"eos_token_id": 11}, "eos_token_id 11 is outside the vocabulary of 11"),
         ({"merges": ["1 2 3"]}, "'merges' must list pairs"),
         ({"merges": ["1 9"]}, "the merges do not fit the tokens"),
+        ({"merges": 3}, "'merges' must list pairs"),
+        ({"merges": [3, 4]}, "'merges' must list pairs"),
+        ({"tokens": list(range(40))}, "'tokens' must be a list of strings"),
+        ({"token_type": ["1"] * 11}, "'token_type' must list 11 numbers"),
+        ({"model": np.arange(40)}, "'model' must be a string"),
         ({"add_bos_token": 1}, "'add_bos_token' must be true or false"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
@@ -239,9 +244,17 @@ def test_several_templates_and_a_template_file(tmp_path: Path) -> None:
     assert tokenizer is not None and tokenizer.chat([]) == "own file"
 
 
+def test_scores_that_are_no_numbers_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"^model.gguf[^\n]*'scores' must list \d+ numbers"):
+        sentence_piece("llama", scores=["-1"] * (259 + len(SP)))
+
+
 def test_damaged_folders_are_refused_by_file(tmp_path: Path) -> None:
     assert folder_tokenizer(tmp_path) is None
     folder(tmp_path, {})
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(ValueError, match=r"chat_template.jinja: not UTF-8"):
+        folder_tokenizer(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("{")
     with pytest.raises(ValueError, match=r"tokenizer_config.json: damaged JSON"):
         folder_tokenizer(tmp_path)

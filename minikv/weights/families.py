@@ -55,10 +55,6 @@ def _rope_block(f: Fields, block: Any, max_positions: int | None) -> tuple[float
     scaling = {"rope_type": kind} | {key: block[key] for key in block if key not in ("rope_theta", "rope_type", "type")}
     if kind in ("llama3", "yarn") and max_positions is not None:
         scaling.setdefault("original_max_position_embeddings", max_positions)
-    try:
-        rope_frequencies(2, theta or 10000.0, scaling)
-    except (ValueError, TypeError, ArithmeticError) as error:
-        raise ValueError(f"{f.where}: {error}") from None
     return theta, scaling
 
 
@@ -349,7 +345,9 @@ def understand(values: Mapping[str, Any], path: Path, tensors: Mapping[str, Stor
     f.finish(_HARMLESS, _NO_EFFECT)
     try:
         config = ModelConfig(**settings)
-    except (ValueError, TypeError) as error:
+        if config.rope_theta is not None:
+            rope_frequencies(2, config.rope_theta, config.rope_scaling)
+    except (ValueError, TypeError, ArithmeticError) as error:
         raise ValueError(f"{f.where}: {error}") from None
     ignored = [LAYOUTS[name].ignored]
     if config.tied_embeddings:

@@ -11,6 +11,11 @@ from typing import Any
 _MISSING = object()
 
 
+def shown(value: Any) -> str:
+    """Spell a value for an error: on one line, which NumPy's arrays do not keep to, and the beginning only."""
+    return " ".join(repr(value).split())[:80]
+
+
 class Fields:
     """Hand out settings by name and remember which were asked for; `where` begins every error."""
 
@@ -35,7 +40,7 @@ class Fields:
         if value is default:
             return value
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
-            raise ValueError(f"{self.where}: field {name!r} must be a whole number below 2^31, got {value!r:.80}")
+            raise ValueError(f"{self.where}: field {name!r} must be a whole number below 2^31, got {shown(value)}")
         return value
 
     def number(self, name: str, default: Any = _MISSING) -> Any:
@@ -44,21 +49,21 @@ class Fields:
         if value is default:
             return value
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e300:
-            raise ValueError(f"{self.where}: field {name!r} must be a positive finite number, got {value!r:.80}")
+            raise ValueError(f"{self.where}: field {name!r} must be a positive finite number, got {shown(value)}")
         return float(value)
 
     def flag(self, name: str, default: Any = _MISSING) -> Any:
         """Return a truth value. Raises ValueError for anything else."""
         value = self.take(name, default)
         if value is not default and not isinstance(value, bool):
-            raise ValueError(f"{self.where}: field {name!r} must be true or false, got {value!r:.80}")
+            raise ValueError(f"{self.where}: field {name!r} must be true or false, got {shown(value)}")
         return value
 
     def text(self, name: str, default: Any = _MISSING) -> Any:
         """Return a string. Raises ValueError for anything else."""
         value = self.take(name, default)
         if value is not default and not isinstance(value, str):
-            raise ValueError(f"{self.where}: field {name!r} must be a string, got {value!r:.80}")
+            raise ValueError(f"{self.where}: field {name!r} must be a string, got {shown(value)}")
         return value
 
     def finish(self, harmless: Collection[str], no_effect: Mapping[str, Collection[Any]]) -> None:
@@ -68,4 +73,4 @@ class Fields:
                 continue
             if any(type(value) is type(allowed) and value == allowed for allowed in no_effect.get(name, ())):
                 continue
-            raise ValueError(f"{self.where}: field {name!r} = {value!r:.80} is not supported")
+            raise ValueError(f"{self.where}: field {name!r} = {shown(value)} is not supported")

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from .extras import optional
+from .fields import shown
 from .files import file_size
 from .stored import Stored, check_extents
 
@@ -74,7 +75,7 @@ def read_gguf(path: Path) -> GGUF:
         entries = [header.tensor_entry() for _ in range(n_tensors)]
         alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
         if not isinstance(alignment, int) or alignment < 1:
-            raise ValueError(f"{path}: general.alignment must be a positive whole number, got {alignment!r:.80}")
+            raise ValueError(f"{path}: general.alignment must be a positive whole number, got {shown(alignment)}")
         start = -(-header.position // alignment) * alignment
     tensors: dict[str, Stored] = {}
     for name, shape, kind, offset in entries:

@@ -118,10 +118,10 @@ def gguf_tokenizer(metadata: Mapping[str, Any], path: Path) -> Tokenizer:
     own = {key.removeprefix(start): value for key, value in metadata.items() if key.startswith(start)}
     f = Fields(own, f"{path} (tokenizer.ggml)")
     tokens, model = f.take("tokens"), f.text("model")
-    if not isinstance(tokens, list) or not tokens:
+    if not _strings(tokens) or not tokens:
         raise ValueError(f"{f.where}: field 'tokens' must be a list of strings")
     kinds = f.take("token_type", [_NORMAL] * len(tokens))
-    if not hasattr(kinds, "__len__") or len(kinds) != len(tokens):
+    if not hasattr(kinds, "__len__") or len(kinds) != len(tokens) or isinstance(kinds[0], str):
         raise ValueError(f"{f.where}: field 'token_type' must list {len(tokens)} numbers, one a token")
     ids = {key: f.whole(key, None) for key in [*_SPECIAL_IDS.values(), "eot_token_id", "eom_token_id"]}
     for key, value in ids.items():
@@ -140,13 +140,17 @@ def gguf_tokenizer(metadata: Mapping[str, Any], path: Path) -> Tokenizer:
     return Tokenizer(core, specials, eos_ids, Fields(metadata, str(path)).text("tokenizer.chat_template", None))
 
 
+def _strings(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(value, str) for value in values)
+
+
 def _byte_level(f: Fields, tokens: list[str], kinds: Sequence[int]) -> Any:
     import tokenizers as t
 
     name, merges = f.text("pre", "default"), f.take("merges", [])
     if name not in _WORDS:
         raise ValueError(f"{f.where}: pre {name!r:.80} is not supported; known are {', '.join(_WORDS)}")
-    pairs = [tuple(merge.split(" ")) for merge in merges if isinstance(merge, str)]
+    pairs = [tuple(merge.split(" ")) for merge in merges] if _strings(merges) else [()]
     if any(len(pair) != 2 for pair in pairs):
         raise ValueError(f"{f.where}: field 'merges' must list pairs of tokens")
     words = _WORDS[name]
@@ -173,7 +177,7 @@ def _sentence_piece(
         kinds = [_NORMAL if index in runs else kind for index, kind in enumerate(kinds)]
     else:
         scores = f.take("scores", [])
-        if not hasattr(scores, "__len__") or len(scores) != len(tokens):
+        if not hasattr(scores, "__len__") or len(scores) != len(tokens) or _strings(scores):
             raise ValueError(f"{f.where}: field 'scores' must list {len(tokens)} numbers, one a token")
         order = sorted(order, key=lambda index: -float(scores[index]))
     known = set(tokens)
@@ -265,5 +269,9 @@ def folder_tokenizer(folder: Path) -> Tokenizer | None:
         named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
         template = named.get("default")
     if (folder / "chat_template.jinja").exists():
-        template = inside(folder, "chat_template.jinja").read_text(encoding="utf-8")
+        path = inside(folder, "chat_template.jinja")
+        try:
+            template = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise ValueError(f"{path}: not UTF-8") from None
     return Tokenizer(core, specials, eos_ids, template if isinstance(template, str) else None)
