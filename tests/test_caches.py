@@ -573,6 +573,17 @@ def test_a_truncated_concatenation_keeps_no_larger_array_alive(backend):
         assert rows.base is None or rows.base.nbytes == rows.nbytes
 
 
+def test_a_step_of_a_few_tokens_copies_no_whole_ring():
+    cache, row = RollingCache(4096), np.ones((1, 2, 3, 64), "float32")
+    cache.extend([[0, 1, 2]], row)
+    tracemalloc.start()
+    for start in range(3, 30, 3):
+        cache.extend([range(start, start + 3)], row)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 4096 * row.nbytes / 3 / 10, "a small part of the ring"
+
+
 @pytest.mark.parametrize("make", [lambda: KVCache(capacity=1200), lambda: RollingCache(16)])
 def test_memory_of_a_preallocated_cache_is_flat(make):
     cache, row = make(), np.ones((1, 2, 1, 64), "float32")

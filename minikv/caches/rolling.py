@@ -42,7 +42,7 @@ class RollingCache(Cache):
         )  # the largest position that each row of the batch has forgotten; -1: none
         self._overwritten: list[
             tuple[int, Any, Array]
-        ] = []  # (ring, where, rows that stood there) of the last step in place
+        ] = []  # (ring, where, rows that stood there) of the last step
 
     def _store(self, pos: np.ndarray, rows: tuple[Array, ...]) -> tuple[Any, ...]:
         xp, (batch, time) = namespace(*rows), pos.shape
@@ -58,19 +58,14 @@ class RollingCache(Cache):
                 xp.concat([ring[:, :, :used, :], new], axis=2) for ring, new in zip(self._rows, rows, strict=True)
             )
             seen = (joined(self._pos[:, :used], pos), *seen)
-            self._rows = tuple(
-                xp.asarray(ring, copy=True) for ring in self._rows
-            )  # the old ring may be needed by restore()
-
         both = joined(self._pos, pos)
         oldest = both.max(axis=1, keepdims=True, initial=-1) - self.window + 1  # of the positions that stay
         self._lost = np.maximum(self._lost, np.where(both < oldest, both, -1).max(axis=1, initial=-1))
         ring_pos = np.where(self._pos < oldest, -1, self._pos)
-        if in_place:
-            self._overwritten = []
+        self._overwritten = []
         for b, s, t in _moves(pos, (pos >= 0) & (pos >= oldest), self.window):
             for i, (ring, new) in enumerate(zip(self._rows, rows, strict=True)):
-                if in_place:
+                if (self._pos[b, s] >= 0).any():
                     self._overwritten.append((i, (b, slice(None), s), xp.asarray(ring[b, :, s, :], copy=True)))
                 ring[b, :, s, :] = new[b, :, t, :]
             ring_pos[b, s] = pos[b, t]
@@ -81,7 +76,7 @@ class RollingCache(Cache):
         return seen
 
     def restore(self, mark: dict[str, Any]) -> None:
-        """Go back to the state at `mark`, contents included: what a step of one token overwrote is put back."""
+        """Go back to the state at `mark`, contents included: what the last step overwrote is put back."""
         if self._overwritten is not mark["_overwritten"]:
             for i, where, rows in self._overwritten:
                 self._rows[i][(*where, slice(None))] = rows
