@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `minikv models | head` has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (ValueError, TypeError, OSError, RuntimeError, ImportError) as error:
+    except (ValueError, TypeError, OSError, RuntimeError, ImportError, MemoryError) as error:
         command.error(str(error))
     except KeyboardInterrupt:
         return 130

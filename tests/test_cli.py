@@ -317,6 +317,16 @@ def test_generate_uses_the_chat_template_and_standard_input(
     assert "prompt: 4 tokens" in capsys.readouterr().err  # <hi>, and no token put before it
 
 
+def test_too_little_memory_gets_one_line(
+    small: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*arguments: Any, **named: Any) -> None:
+        raise MemoryError("Unable to allocate 72.8 TiB")
+
+    monkeypatch.setattr(cli, "generate", full)
+    assert "72.8 TiB" in refusal(capsys, "generate", "./model", "hi")
+
+
 def test_known_names_are_looked_up_in_the_models_folder(
     small: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
