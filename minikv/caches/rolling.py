@@ -40,9 +40,7 @@ class RollingCache(Cache):
         self._lost = np.empty(
             0, dtype=np.int64
         )  # the largest position that each row of the batch has forgotten; -1: none
-        self._overwritten: list[
-            tuple[int, Any, Array]
-        ] = []  # (ring, where, rows that stood there) of the last step
+        self._overwritten: list[tuple[int, Any, Array]] = []  # (ring, where, rows that stood there) of the last step
 
     def _store(self, pos: np.ndarray, rows: tuple[Array, ...]) -> tuple[Any, ...]:
         xp, (batch, time) = namespace(*rows), pos.shape
