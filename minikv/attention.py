@@ -109,35 +109,38 @@ def _attend_tile(
     q, k, v = widen(q) * scale, widen(k), widen(v)
     (B, N, T, H), (K, S) = q.shape, k.shape[1:3]
     # The G query heads of a group are rows of one product with their key/value head: nothing is repeated.
-    q = xp.reshape(q, (B, K, (N // K) * T, H))
-    rows = q.shape[2]
-    if rows < FEW_ROWS:
-        if rows == 1:
-            q = xp.reshape(q, (B, K, H, 1))  # a vector, which the transpose of a row is not to NumPy
-        else:  # padded to rows in fours, which matrix libraries are made for
-            q = xp.matrix_transpose(xp.concat([q, xp.zeros_like(q[:, :, : -rows % 4, :])], axis=2))
-        scores = xp.matrix_transpose(xp.matmul(k, q)[..., :rows])
-        scores = xp.reshape(scores, (-1,))  # copies into rows that are contiguous again, for the passes below
-    else:
-        scores = xp.matmul(q, xp.matrix_transpose(k))
+    scores = _scores(xp.reshape(q, (B, K, (N // K) * T, H)), k)
     scores = soft_cap(xp.reshape(scores, (B, N, T, S)), softcap)
-    whole = sees_everything(q_pos, k_pos, window)
+    all_seen = sees_everything(q_pos, k_pos, window)
     if (k_pos < 0).any():  # an empty row may hold anything, and 0 · NaN is NaN
         v = xp.where(xp.asarray(k_pos >= 0)[:, None, :, None], v, 0.0)
-    if not whole:
+    if not all_seen:
         seen = xp.asarray(visible(q_pos, k_pos, window)[:, None])  # [B, 1, T, S]
         scores = xp.where(seen, scores, -math.inf)
     peak = xp.max(scores, axis=-1, keepdims=True)
-    if not whole:
+    if not all_seen:
         peak = finite_or_zero(peak)
     weights = xp.exp(scores - peak)
     total = xp.sum(weights, axis=-1, keepdims=True)  # [B, N, T, 1]
     out = xp.reshape(xp.matmul(xp.reshape(weights, (B, K, (N // K) * T, S)), v), (B, N, T, v.shape[-1]))
-    if whole:
+    if all_seen:
         return out / total, (peak + xp.log(total))[..., 0]
     empty = total == 0
     total = xp.where(empty, 1.0, total)
     return out / total, xp.where(empty, -math.inf, peak + xp.log(total))[..., 0]
+
+
+def _scores(q: Array, k: Array) -> Array:
+    """Multiply every query row with every key: q [B, K, R, H] and k [B, K, S, H] -> [B, K, R, S]."""
+    xp, (B, K, R, H) = namespace(q, k), q.shape
+    if R >= FEW_ROWS:
+        return xp.matmul(q, xp.matrix_transpose(k))
+    if R == 1:
+        q = xp.reshape(q, (B, K, H, 1))  # a vector, which the transpose of a row is not to NumPy
+    else:  # rows in fours, which matrix libraries are made for
+        q = xp.matrix_transpose(xp.concat([q, xp.zeros_like(q[:, :, : -R % 4, :])], axis=2))
+    scores = xp.matrix_transpose(xp.matmul(k, q)[..., :R])
+    return xp.reshape(xp.reshape(scores, (-1,)), scores.shape)  # a copy, contiguous again for the passes to come
 
 
 def _nothing(q: Array, v: Array) -> tuple[Array, Array]:
