@@ -324,7 +324,7 @@ def test_too_little_memory_gets_one_line(
         raise MemoryError("Unable to allocate 72.8 TiB")
 
     monkeypatch.setattr(cli, "generate", full)
-    assert "72.8 TiB" in refusal(capsys, "generate", "./model", "hi")
+    assert "72.8 TiB" in refusal(capsys, "generate", "x.gguf", "hi")
 
 
 def test_known_names_are_looked_up_in_the_models_folder(
