@@ -7,7 +7,6 @@ cost, in `cost.py`.
 
 from __future__ import annotations
 
-import argparse
 import importlib.metadata
 import json
 import os
@@ -24,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from . import cost
+from .arguments import Parser
 from .attention import BLOCK_SIZE, attention
 from .backend import Backend, get_backend
 from .caches import Cache, ConcatCache, KVCache, RollingCache
@@ -309,9 +309,7 @@ def about_this_machine(backend: Backend) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `minikv bench` and return its exit code."""
-    parser = argparse.ArgumentParser(
-        prog="minikv bench", description="Measure this machine beside the peers installed."
-    )
+    parser = Parser(prog="minikv bench", description="Measure this machine beside the peers installed.")
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"some of {', '.join(SECTIONS)} (default: all)")
     parser.add_argument("--backend", default="numpy", help="numpy, cupy or auto (default: numpy)")
     parser.add_argument(

@@ -1,8 +1,8 @@
 """Which keys may a query look at?
 
-One rule answers for causal, windowed, chunked, padded and ragged attention, and for caches that store their rows in any
-order, because every row carries its absolute position. Positions live on the host, so that deciding to skip a tile
-never waits for a device. What is done with the answer is `attention.py`'s matter.
+One rule answers for causal and windowed attention, for texts fed in pieces, padded or ragged, and for caches that store
+their rows in any order, because every row carries its absolute position. Positions live on the host, so that deciding
+to skip a tile never waits for a device. What is done with the answer is `attention.py`'s matter.
 """
 
 from __future__ import annotations

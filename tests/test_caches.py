@@ -598,3 +598,18 @@ def test_memory_of_a_preallocated_cache_is_flat(make):
     owned = cache.nbytes
     assert peak - base < 1200 * row.nbytes / 4, "a small part of what was appended"
     assert cache.nbytes == owned
+
+
+def test_a_rolling_cache_that_has_forgotten_much_can_still_forget_everything(backend):
+    """An empty history misses nothing, so a truncation to 0 is exact after any wrap, and what follows starts afresh."""
+    rows = backend.asarray(np.arange(12.0).reshape(1, 1, 12, 1))
+    cache = RollingCache(4)
+    cache.extend([list(range(12))], rows)
+    with pytest.raises(ValueError, match="cannot truncate to length 5"):
+        cache.truncate(5)
+    cache.truncate(0)
+    assert cache.length == 0
+    pos, _ = cache.extend([[0, 1]], rows[:, :, :2, :])
+    assert sorted(pos[pos >= 0].tolist()) == [0, 1]
+    cache.truncate(1)
+    assert cache.length == 1

@@ -83,6 +83,8 @@ class RollingCache(Cache):
     def _keep_below(self, length: int) -> None:
         pos = drop_from(self._pos, length)
         lengths = pos.max(axis=1, initial=-1) + 1
+        if not length:  # an empty history misses nothing
+            self._lost = np.full_like(self._lost, -1)
         if (self._lost > np.maximum(lengths - self.window, -1)).any():  # -1: nothing is lost
             raise ValueError(
                 f"cannot truncate to length {length}: through a window of {self.window} it sees tokens up to "
