@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import minikv
+from minikv import cost
 from minikv.backend import Backend
 from minikv.config import ModelConfig
 from minikv.weights.families import FAMILIES, understand
@@ -41,6 +42,23 @@ def test_logits_are_those_of_transformers(name: str, backend: Backend, dtype: st
         caches = model.new_caches()
         steps = [host(model.step(part, caches)) for part in np.split(ids, cuts, axis=1)]
         assert np.abs(np.concatenate(steps, axis=1) - expected).max() <= allowed, f"cut at {cuts}"
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_cache_bytes_follow_from_the_geometry(name: str) -> None:
+    """What real caches hold after 1, W-1, W, W+1 and 10W tokens is what `cost.cache_bytes` says of the model."""
+    model, _ = minikv.load(FIXTURES / name)
+    config = model.config
+    window = config.window or 6
+    caches, fed = model.new_caches(), 0
+    rng = np.random.default_rng(0)
+    for length in (1, window - 1, window, window + 1, 10 * window):
+        if config.rope_theta is None and length > (config.max_positions or 0):
+            continue  # learned positions end
+        if length > fed:
+            model.step(rng.integers(0, config.vocab_size, (3, length - fed)), caches)
+            fed = length
+        assert sum(cache.nbytes_used for cache in caches) == cost.cache_bytes(config, 3, fed, cost.FP32)
 
 
 @pytest.mark.parametrize("name", FOLDERS)
