@@ -37,10 +37,10 @@ class RollingCache(Cache):
     def __init__(self, window: int) -> None:
         super().__init__()
         self.window: int = whole(window, "window")
-        self._lost = np.empty(
-            0, dtype=np.int64
-        )  # the largest position that each row of the batch has forgotten; -1: none
-        self._overwritten: list[tuple[int, Any, Array]] = []  # (ring, where, rows that stood there) of the last step
+        # The largest position that each row of the batch has forgotten; -1: none.
+        self._lost = np.empty(0, dtype=np.int64)
+        # What the last step wrote over, for restore(): (which ring, where, the rows that stood there).
+        self._overwritten: list[tuple[int, Any, Array]] = []
 
     def _store(self, pos: np.ndarray, rows: tuple[Array, ...]) -> tuple[Any, ...]:
         xp, (batch, time) = namespace(*rows), pos.shape
@@ -48,7 +48,7 @@ class RollingCache(Cache):
             self._rows = tuple(xp.zeros((*new.shape[:2], self.window, new.shape[3]), dtype=new.dtype) for new in rows)
             self._pos = frozen(np.full((batch, self.window), -1, dtype=np.int64))
             self._lost = np.full(batch, -1, dtype=np.int64)
-        in_place = time == 1  # a lone token sees nothing of what it overwrites
+        in_place = time == 1  # a lone token sees nothing of what it writes over
         seen: tuple[Any, ...] = ()
         if not in_place:
             used = used_columns(self._pos)
