@@ -137,8 +137,8 @@ FAULTS = [
     fault("rolling cache forgets too early", "caches/rolling.py", "- self.window + 1  #", "- self.window + 2  #"),
     fault("a chunk gets back itself only", "caches/rolling.py", "            used = used_columns(self._pos)\n"
           "            seen = tuple(", "            used = 0\n            seen = tuple("),
-    fault("a chunk overwrites rows its first queries need", "caches/rolling.py", "in_place = time == 1",
-          "in_place = True"),
+    fault("a chunk overwrites rows its first queries need", "caches/rolling.py", "lone = time == 1",
+          "lone = True"),
     fault("growth copies too little", "caches/growing.py", "buffer[:, :, :count, :] = old[:, :, :count, :]",
           "buffer[:, :, : count - 1, :] = old[:, :, : count - 1, :]"),
     fault("capacity one too many", "caches/growing.py", "end > self.capacity:", "end > self.capacity + 1:",

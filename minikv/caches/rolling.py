@@ -48,9 +48,9 @@ class RollingCache(Cache):
             self._rows = tuple(xp.zeros((*new.shape[:2], self.window, new.shape[3]), dtype=new.dtype) for new in rows)
             self._pos = frozen(np.full((batch, self.window), -1, dtype=np.int64))
             self._lost = np.full(batch, -1, dtype=np.int64)
-        in_place = time == 1  # a lone token sees nothing of what it writes over
+        lone = time == 1  # such a token sees nothing of what it writes over
         seen: tuple[Any, ...] = ()
-        if not in_place:
+        if not lone:
             used = used_columns(self._pos)
             seen = tuple(
                 xp.concat([ring[:, :, :used, :], new], axis=2) for ring, new in zip(self._rows, rows, strict=True)
@@ -68,7 +68,7 @@ class RollingCache(Cache):
                 ring[b, :, s, :] = new[b, :, t, :]
             ring_pos[b, s] = pos[b, t]
         self._pos = frozen(ring_pos)
-        if in_place:
+        if lone:
             used = used_columns(self._pos)
             seen = (frozen(self._pos[:, :used]), *(ring[:, :, :used, :] for ring in self._rows))
         return seen
