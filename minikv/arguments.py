@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -62,6 +63,18 @@ def add_backend(parser: argparse.ArgumentParser, what: str) -> None:
     add("--dtype", type=one_of("dtype", dtypes), default="float32", help=f"{', '.join(dtypes)}")
 
 
+def in_a_line(error: Exception) -> str:
+    """Say what went wrong, of a file without the number that the system gives its error."""
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    return str(error) or type(error).__name__
+
+
+def is_path(word: str, *endings: str) -> bool:
+    """Tell whether a word that could also be a known name stands for a file or a folder."""
+    return os.path.exists(word) or os.sep in word or word.endswith(endings)
+
+
 def suggestion(word: str, known: Iterable[str]) -> str:
     """Return ": did you mean X?" when something known is near, else nothing."""
     near = difflib.get_close_matches(word.lower(), list(known), n=1)
@@ -115,19 +128,40 @@ def _in_range(value: float, word: str) -> int:
     return int(value)
 
 
+def as_output(*endings: str) -> Callable[[str], Path]:
+    """Return a reader of a file to write that refuses, before any work is done, what cannot be written."""
+
+    def read(word: str) -> Path:
+        path = Path(word)
+        if endings and path.suffix not in endings:
+            raise argparse.ArgumentTypeError(f"must end in {' or '.join(endings)}, got {word}")
+        try:
+            new = not os.path.exists(path)
+            path.open("ab").close()
+        except OSError as error:
+            raise argparse.ArgumentTypeError(f"cannot write {word}: {error.strerror}") from None
+        if new:
+            path.unlink()
+        return path
+
+    return read
+
+
 def as_model(word: str) -> tuple[str, ModelConfig]:
     """Find a model's configuration: a preset's, or that in a Hugging Face config.json or folder, or in a GGUF file."""
     if word.lower() in models():
         return word.lower(), models()[word.lower()].config
-    path = Path(word)
-    if not (path.exists() or path.suffix in (".json", ".gguf") or len(path.parts) > 1):
+    if not is_path(word, ".json", ".gguf"):
         hint = suggestion(word, models()) or "; `minikv models` lists the known ones"
-        raise argparse.ArgumentTypeError(f"unknown model {word!r}{hint}")
+        raise argparse.ArgumentTypeError(f"unknown model {word!r:.80}{hint}")
+    path = Path(word)
     try:
         if path.suffix == ".gguf":
             return path.stem, gguf_config(read_gguf(path))
         file = path / "config.json" if path.is_dir() else path
+        if file.exists() and file.suffix != ".json":
+            raise ValueError(f"{file}: neither a config.json nor a folder with one nor a .gguf file")
         config, _ = understand(read_json(file), file, MANY_TENSORS)
         return file.resolve().parent.name, config
     except (OSError, ValueError, ImportError) as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+        raise argparse.ArgumentTypeError(in_a_line(error)) from None

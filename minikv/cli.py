@@ -16,7 +16,20 @@ from pathlib import Path
 from typing import Any
 
 from . import cost
-from .arguments import Parser, add_backend, add_command, as_bytes, as_count, as_model, as_tokens, one_of, suggestion
+from .arguments import (
+    Parser,
+    add_backend,
+    add_command,
+    as_bytes,
+    as_count,
+    as_model,
+    as_output,
+    as_tokens,
+    in_a_line,
+    is_path,
+    one_of,
+    suggestion,
+)
 from .config import ModelConfig
 from .generate import check_sampling, generate
 from .model import Model
@@ -55,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (ValueError, TypeError, OSError, RuntimeError, ImportError, MemoryError) as error:
-        command.error(str(error))
+        command.error(in_a_line(error))
     except KeyboardInterrupt:
         return 130
 
@@ -99,7 +112,7 @@ def _add_cost(commands: Any) -> None:
     add("--devices", type=as_count, default=1, metavar="N", help="that share the work evenly (default 1)")
     add("--memory", type=as_bytes, metavar="SIZE", help="80GB or 24GiB to fit in, all told (default: the devices')")
     add("--json", action="store_true", help="print a list with an object per model, for programs")
-    add("--plot", type=Path, metavar="FILE", help="draw a picture too, .svg or .png")
+    add("--plot", type=as_output(".svg", ".png"), metavar="FILE", help="draw a picture too, .svg or .png")
     add(
         "--picture",
         type=one_of("picture", pictures),
@@ -241,7 +254,7 @@ def _add_generate(commands: Any) -> None:
 
 def run_generate(arguments: argparse.Namespace) -> int:
     """Load a model, continue the prompt, and print the answer as it comes and the statistics on standard error."""
-    check_sampling(arguments.temperature, arguments.top_k, arguments.top_p)
+    check_sampling(arguments.temperature, arguments.top_k, arguments.top_p, arguments.seed)
     model, tokenizer = load(_checkpoint(arguments.model), arguments.backend, arguments.dtype)
     if tokenizer is None:
         raise ValueError(f"{arguments.model} has no tokenizer.json, so there is nothing to read a prompt with")
@@ -303,12 +316,12 @@ class WatchedModel(Model):
 
 
 def _checkpoint(word: str) -> Path:
-    path, name = Path(word), word.lower()
-    if path.exists() or len(path.parts) > 1 or path.suffix == ".gguf":
-        return path
+    name = word.lower()
+    if is_path(word, ".gguf"):
+        return Path(word)
     if name not in CHECKPOINTS:
         hint = suggestion(word, CHECKPOINTS) or f": give a path, or one of {', '.join(CHECKPOINTS)}"
-        raise ValueError(f"no weights known for {word!r}{hint}")
+        raise ValueError(f"no weights known for {word!r:.80}{hint}")
     pattern, command = CHECKPOINTS[name]
     folder = Path(os.environ.get("MINIKV_MODELS", "models"))
     found = sorted(folder.rglob(pattern))

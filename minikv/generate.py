@@ -82,8 +82,8 @@ def generate(
         whole(prefill_chunk, "prefill_chunk")
     if not isinstance(stop_ids, Collection):
         raise TypeError(f"stop_ids must be a collection of token ids, got {stop_ids!r:.80}")
-    check_sampling(temperature, top_k, top_p)
-    rng = np.random.default_rng(None if seed is None else whole(seed, "seed", least=0))
+    check_sampling(temperature, top_k, top_p, seed)
+    rng = np.random.default_rng(seed)
     backend, caches = model.backend, model.new_caches()
     text = [int(token) for token in prompt]
     ids: list[int] = []
@@ -111,7 +111,7 @@ def generate(
     return Generation(ids, GenerationStats(len(prompt), len(ids), seconds[0], seconds[1], cache_bytes))
 
 
-def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
+def check_sampling(temperature: float, top_k: int | None, top_p: float | None, seed: int | None) -> None:
     """Raise ValueError for a sampling setting outside its range."""
     if not 0 <= temperature < float("inf"):
         raise ValueError(f"temperature must be at least 0 and finite, got {temperature}")
@@ -119,6 +119,8 @@ def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -
         whole(top_k, "top_k")
     if top_p is not None and not 0 < top_p <= 1:
         raise ValueError(f"top_p must be within (0, 1] or None, got {top_p}")
+    if seed is not None:
+        whole(seed, "seed", least=0)
 
 
 def sample(

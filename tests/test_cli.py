@@ -148,14 +148,24 @@ def test_models_are_listed_with_what_a_token_costs(capsys: pytest.CaptureFixture
         ("cost llama-3-8b --memory 0GB", "must be at least 1, got 0GB"),
         ("cost llama-3-8b --contxt 3", "unknown argument '--contxt': did you mean --context?"),
         ("cost llama-3-8b --plot picture.jpg", "must end in .svg or .png, got picture.jpg"),
+        ("cost llama-3-8b --plot no/such/x.svg", "cannot write no/such/x.svg: No such file or directory"),
+        ("cost llama-3-8b --plot " + "a" * 5000 + ".svg", "File name too long"),
         ("cost llama-3-8b --plot p.svg --picture roofline", "--picture roofline needs a --device"),
         ("cost llama-3-8b --plot p.svg --picture pie", "unknown picture 'pie'"),
         ("cost no/such/config.json", "no/such/config.json"),
-        ("cost no-such.gguf", "no-such.gguf"),
+        ("cost no-such.gguf", "no-such.gguf: there is no such file"),
+        ("cost ./no-such", "no-such: there is no such file"),
+        ("cost " + "a" * 5000, "unknown model 'aaa"),
+        ("cost " + "a" * 5000 + ".json", "aaa.json: "),
+        ("cost /dev/null", "/dev/null: neither a config.json nor a folder with one nor a .gguf file"),
         ("cost", "MODEL"),
         ("models zzz", "no model has 'zzz' in its name"),
         ("generate smollm2 hello", "no weights known for 'smollm2': did you mean smollm2-135m?"),
-        ("generate no/such.gguf hello", "no/such.gguf"),
+        ("generate no/such.gguf hello", "no/such.gguf: there is no such file"),
+        ("generate ./no-such hello", "no-such: there is no such file"),
+        ("generate " + "a" * 5000 + " hello", "no weights known for 'aaa"),
+        ("generate /dev/null hello", "/dev/null: neither a .gguf file nor a folder with config.json"),
+        ("generate smollm2-135m hello --seed -1", "seed must be at least 0, got -1"),
         ("generate smollm2-135m hello --top-p 2", "top_p must be within (0, 1] or None, got 2"),
         ("generate smollm2-135m hello --temperature -1", "temperature must be at least 0 and finite, got -1"),
         ("generate smollm2-135m hello --max-new-tokens -1", "must be at least 1, got -1"),
@@ -185,6 +195,30 @@ def test_a_damaged_file_gets_one_line_that_names_it(
     gguf.write_bytes(content)
     assert str(gguf) in refusal(capsys, "cost", str(gguf))
     assert str(gguf) in refusal(capsys, "generate", str(gguf), "hello")
+
+
+def test_what_is_no_model_is_not_called_damaged_or_missing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    page = tmp_path / "README.md"
+    page.write_text("# A page")
+    assert "neither a config.json nor a folder with one nor a .gguf file" in refusal(capsys, "cost", str(page))
+    folder = tmp_path / "folder.gguf"
+    folder.mkdir()
+    assert "folder.gguf: not a file" in refusal(capsys, "cost", str(folder))
+    for argv in (["cost", ""], ["generate", "", "hello"]):
+        assert "''" in refusal(capsys, *argv)
+
+
+@pytest.mark.parametrize("read", ["read_bytes", "open"])
+def test_a_file_that_may_not_be_read_gets_one_line_without_an_errno(
+    read: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forbidden(path: Path, *arguments: Any, **named: Any) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(LLAMA))
+    monkeypatch.setattr(Path, read, forbidden)
+    assert refusal(capsys, "cost", str(file)).endswith(f" {file}: Permission denied")
 
 
 def test_a_folder_without_a_configuration_and_impossible_layers_are_refused(

@@ -256,7 +256,7 @@ def test_folders_that_hold_no_model(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     (tmp_path / "pytorch_model.bin").write_bytes(b"cposix\nsystem\n(S'echo'\ntR.")
     assert_refused(tmp_path, "neither model.safetensors nor", "pickled")
-    assert_refused(tmp_path / "nowhere", "neither a .gguf file nor a folder")
+    assert_refused(tmp_path / "nowhere", "no such file or folder")
     assert_refused(tmp_path / "pytorch_model.bin", "neither a .gguf file nor a folder")
 
 

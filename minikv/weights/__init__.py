@@ -51,5 +51,7 @@ def load(
         tokenizer = gguf_tokenizer(file.metadata, source)
         del file
     else:
+        if not source.exists():
+            raise ValueError(f"{source}: there is no such file or folder")
         raise ValueError(f"{source}: neither a .gguf file nor a folder with config.json")
     return Model(config, assemble(config, layout, tensors, target, dtype, source)), tokenizer

@@ -14,9 +14,12 @@ def file_size(path: Path) -> int:
     try:
         if path.is_file():
             return path.stat().st_size
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: cannot be read ({error})") from None
-    raise ValueError(f"{path}: there is no such file")
+        problem = "not a file" if path.exists() else "there is no such file"
+    except OSError as error:  # such as a name too long
+        problem = f"cannot be read ({error.strerror})"
+    except ValueError as error:  # a null byte
+        problem = f"cannot be read ({error})"
+    raise ValueError(f"{path}: {problem}")
 
 
 def inside(folder: Path, name: str, index: Path | None = None) -> Path:
