@@ -147,6 +147,25 @@ def as_output(*endings: str) -> Callable[[str], Path]:
     return read
 
 
+def as_output(*endings: str) -> Callable[[str], Path]:
+    """Return a reader of a file to write that refuses, before any work is done, what cannot be written."""
+
+    def read(word: str) -> Path:
+        path = Path(word)
+        if endings and path.suffix not in endings:
+            raise argparse.ArgumentTypeError(f"must end in {' or '.join(endings)}, got {word}")
+        try:
+            new = not path.exists()
+            path.open("ab").close()
+        except OSError as error:
+            raise argparse.ArgumentTypeError(f"cannot write {word}: {error.strerror}") from None
+        if new:
+            path.unlink()
+        return path
+
+    return read
+
+
 def as_model(word: str) -> tuple[str, ModelConfig]:
     """Find a model's configuration: a preset's, or that in a Hugging Face config.json or folder, or in a GGUF file."""
     if word.lower() in models():

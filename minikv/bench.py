@@ -7,23 +7,26 @@ cost, in `cost.py`.
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import subprocess
 import sys
 import time
 import tracemalloc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
 from . import cost
-from .arguments import Parser
+from .arguments import Parser, as_output, one_of
 from .attention import BLOCK_SIZE, attention
 from .backend import Backend, get_backend
 from .caches import Cache, ConcatCache, KVCache, RollingCache
@@ -33,9 +36,21 @@ from .model import Model, random_model
 from .peers import textbook_llama, torch_attention, transformers_llama
 from .presets import models
 from .presets.measure import measure_this
+from .report import si
 
 SETTLE = 0.25  # seconds: the threads of a matrix library wait for more work in a loop, in the way of the next party
-SECTIONS = ("model", "load", "attention", "growth", "latent", "share")
+CHECKPOINT = "models/SmolLM2-135M-Instruct.Q4_1.gguf"
+SMALL = ModelConfig(1000, 256, 4, 8, 2, 32, 512)
+INSTALL = "pip install 'minikv[bench]'"
+MISSING = f"missing ({INSTALL})"  # stands where a peer's times would
+SECTIONS = {
+    "model": "decode and prefill of SmolLM2-135M's shape, beside transformers",
+    "load": "time and peak memory of reading a checkpoint, beside transformers",
+    "attention": "decode attention of MHA, GQA and MQA, beside PyTorch's",
+    "growth": "appends, windowed decode, prefill as the text grows, and no cache",
+    "latent": "a token of latent attention, absorbed beside expanded",
+    "share": "what share of this machine's own ceilings decode and prefill reach",
+}
 
 
 @dataclass
@@ -46,27 +61,45 @@ class Table:
     rows: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, case: str, **values: Any) -> None:
-        """Put down one case and print it."""
+        """Put down one case and print it: a line per party with its ratio, all other values on the first line."""
         if not self.rows:
             print(f"\n{self.title}")
         self.rows.append({"case": case, **values})
-        print(f"  {case:44s}" + "  ".join(f"{name} {_told(value)}" for name, value in values.items()), flush=True)
+        parties = [name for name, value in values.items() if isinstance(value, dict) or value == MISSING]
+        plain = [name for name in values if name not in parties and "/" not in name]
+        lines = [f"{name:15}{_times(values[name]):26}" for name in parties] or [""]
+        lines[0] += "  ".join(f"{name} {_short(values[name])}" for name in plain)
+        for i, name in enumerate(parties):
+            if ratio := values.get(f"{name}/{parties[0]}"):
+                lines[i] += f"{parties[0]} runs at {_short(ratio)} x this speed"
+        for label, line in zip_longest([case], lines, fillvalue=""):
+            print(f"  {label:33}{line}".rstrip(), flush=True)
 
 
-def _told(value: Any) -> str:
-    if isinstance(value, dict):
-        return f"{value['median'] * 1e3:9.2f} ms ({value['low'] * 1e3:.2f}-{value['high'] * 1e3:.2f})"
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+def _times(told: Any) -> str:
+    if told == MISSING:
+        return MISSING
+    median, low, high = (_short(told[key] * 1e3) for key in ("median", "low", "high"))
+    return f"{median:>6} ms  ({low}-{high})"
 
 
-def alternate(parties: Mapping[str, Callable[[], Any]], backend: Backend, repeats: int) -> dict[str, Any]:
+def _short(value: Any) -> str:
+    """Write a number with three digits, a float without a power: 1.10, 0.0228, 310."""
+    if not isinstance(value, float):
+        return si(value, "").strip() if isinstance(value, int) else str(value)
+    return f"{value:,.{min(max(2 - math.floor(math.log10(value)), 0), 4)}f}" if value else "0"
+
+
+def alternate(parties: Mapping[str, Callable[[], Any] | None], backend: Backend, repeats: int) -> dict[str, Any]:
     """Time each party `repeats` times, taking turns after one untimed round, and divide the others by the first.
 
-    Returns {name: {median, low, high}} in seconds (low, high: the quartiles) and {"name/first": ratio of medians}.
+    Returns {name: {median, low, high}} in seconds (low, high: the quartiles) and {"name/first": ratio of medians}. A
+    party that is None is not installed: it gets a word instead of times, and no ratio.
     """
-    times: dict[str, list[float]] = {name: [] for name in parties}
+    present = {name: run for name, run in parties.items() if run}
+    times: dict[str, list[float]] = {name: [] for name in present}
     for turn in range(repeats + 1):
-        for name, run in parties.items():
+        for name, run in present.items():
             time.sleep(SETTLE)
             run()  # what the other party left in the processor's cache should not decide
             backend.synchronize()
@@ -75,11 +108,11 @@ def alternate(parties: Mapping[str, Callable[[], Any]], backend: Backend, repeat
             backend.synchronize()
             if turn:
                 times[name].append(time.perf_counter() - start)
-    told: dict[str, Any] = {}
+    told: dict[str, Any] = dict.fromkeys(parties, MISSING)
     for name, seconds in times.items():
         low, median, high = np.quantile(seconds, (0.25, 0.5, 0.75))
         told[name] = {"median": float(median), "low": float(low), "high": float(high)}
-    first, *others = parties
+    first, *others = present
     told |= {f"{name}/{first}": told[name]["median"] / told[first]["median"] for name in others}
     return told
 
@@ -89,30 +122,28 @@ def bench_model(backend: Backend, quick: bool) -> Table:
     table = Table("A model of SmolLM2-135M's shape, float32, batch 1: time of a step")
     config = models()["smollm2-135m"].config
     model = random_model(config, backend=backend)
-    peer = transformers_llama(model) if backend.name == "numpy" else None
+    peers = {"transformers": transformers_llama(model)} if backend.name == "numpy" else {}
     textbook = textbook_llama(model) if backend.name == "numpy" else None
     rng = np.random.default_rng(0)
-    for party in (peer, textbook):
+    for party in (*peers.values(), textbook):
         if party:  # a race counts only when all run the same course
             prompt = rng.integers(0, config.vocab_size, (1, 9))
             ours, theirs = np.asarray(model.step(prompt, last=1)), np.asarray(party.prefill(prompt)())
             assert np.abs(ours - theirs).max() < 1e-4 * np.abs(ours).max(), "a peer computes something else"
     for context in (128, 2048):
         prompt = rng.integers(0, config.vocab_size, (1, context))
-        parties: dict[str, Callable[[], Any]] = {"minikv": _decoder(model, prompt)}
-        if peer:
-            parties["transformers"] = peer.decoder(prompt)
+        parties: dict[str, Callable[[], Any] | None] = {"minikv": _decoder(model, prompt)}
+        parties |= {name: peer.decoder(prompt) if peer else None for name, peer in peers.items()}
         table.add(f"decode, context {context}", **alternate(parties, backend, 5 if quick else 25))
     if textbook:
         prompt = rng.integers(0, config.vocab_size, (1, 128))
         parties = {"minikv": _decoder(model, prompt), "textbook NumPy": textbook.decoder(prompt)}
         table.add("decode, context 128", **alternate(parties, backend, 2 if quick else 5))
-    for length in (512, 2048):
+    for length, quick_repeats in ((512, 3), (2048, 2)):
         prompt = rng.integers(0, config.vocab_size, (1, length))
         parties = {"minikv": partial(model.step, prompt, last=1)}
-        if peer:
-            parties["transformers"] = peer.prefill(prompt)
-        table.add(f"prefill, {length} tokens", **alternate(parties, backend, 1 if quick else 5))
+        parties |= {name: peer.prefill(prompt) if peer else None for name, peer in peers.items()}
+        table.add(f"prefill, {length} tokens", **alternate(parties, backend, quick_repeats if quick else 5))
     return table
 
 
@@ -125,6 +156,9 @@ def _decoder(model: Model, prompt: np.ndarray) -> Callable[[], Any]:
 def bench_load(path: str) -> Table:
     """Seconds and peak memory of reading a checkpoint, each party in a process of its own."""
     table = Table(f"Reading {os.path.basename(path)}: seconds and peak memory of the process")
+    if not os.path.exists(path):
+        table.add("minikv", missing=f"no file {path}: make demo fetches it")
+        return table
     peers = {
         "minikv": "import minikv; model, tokenizer = minikv.load(path)",
         "transformers": "import transformers, os; folder, name = os.path.split(path); "
@@ -139,8 +173,8 @@ def bench_load(path: str) -> Table:
         )
         done = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True)
         if done.returncode:
-            reason = done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"exit code {done.returncode}"
-            table.add(name, missing=reason)
+            *_, reason = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+            table.add(name, missing=INSTALL if reason.startswith("ModuleNotFoundError") else reason[:80])
         else:
             seconds, peak = done.stdout.split()[-2:]
             table.add(name, seconds=float(seconds), peak_MB=round(float(peak) / 1e6))
@@ -157,10 +191,9 @@ def bench_attention(backend: Backend, quick: bool) -> Table:
                 shapes = ((batch, heads, 1, 128), (batch, kv_heads, keys, 128), (batch, kv_heads, keys, 128))
                 host = [rng.standard_normal(shape, dtype=np.float32) for shape in shapes]
                 q, k, v = (backend.asarray(array) for array in host)
-                parties: dict[str, Callable[[], Any]] = {"minikv": partial(attention, q, k, v)}
-                peer = torch_attention(*host) if backend.name == "numpy" else None
-                if peer:
-                    parties["torch"] = peer
+                parties: dict[str, Callable[[], Any] | None] = {"minikv": partial(attention, q, k, v)}
+                if backend.name == "numpy":
+                    parties["torch"] = torch_attention(*host)
                 case = f"batch {batch}, heads {heads}/{kv_heads}, {keys} keys"
                 told = alternate(parties, backend, 3 if quick or batch > 1 else 9)
                 table.add(case, **told, GB_per_s=(k.size + v.size) * 4 / told["minikv"]["median"] / 1e9)
@@ -223,12 +256,18 @@ def bench_growth(backend: Backend, quick: bool) -> Table:
         peaks = {f"{name} peak_MB": round(_peak(run) / 1e6, 1) for name, run in parties.items()}
         table.add(f"attention over {length} tokens", **told, **(peaks if backend.name == "numpy" else {}))
 
-    model = random_model(ModelConfig(1000, 256, 4, 8, 2, 32, 512), backend=backend)
-    for length in (64, 256, 1024):
-        text = rng.integers(0, 1000, (1, length))
-        parties = {"cached": _decoder(model, text), "recomputed": partial(model.step, text, last=1)}
-        table.add(f"next token after {length}", **alternate(parties, backend, 5))
+    for length, told in next_token(backend, (64, 256, 1024)):
+        table.add(f"next token after {length}", **told)
     return table
+
+
+def next_token(backend: Backend, lengths: Sequence[int]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Time one more token of `SMALL` behind texts of some lengths, on a cache and with everything computed again."""
+    model, rng = random_model(SMALL, backend=backend), np.random.default_rng(0)
+    for length in lengths:
+        text = rng.integers(0, SMALL.vocab_size, (1, length))
+        again = partial(model.step, text, last=1)
+        yield length, alternate({"cached": _decoder(model, text), "recomputed": again}, backend, 5)
 
 
 def _peak(run: Callable[[], Any]) -> int:
@@ -309,24 +348,32 @@ def about_this_machine(backend: Backend) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `minikv bench` and return its exit code."""
-    parser = Parser(prog="minikv bench", description="Measure this machine beside the peers installed.")
-    parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"some of {', '.join(SECTIONS)} (default: all)")
-    parser.add_argument("--backend", default="numpy", help="numpy, cupy or auto (default: numpy)")
-    parser.add_argument(
-        "--model", metavar="FILE", default="models/SmolLM2-135M-Instruct.Q4_1.gguf", help="file to load"
+    sections = "\n".join(f"  {name:9}  {what}" for name, what in SECTIONS.items())
+    parser = Parser(
+        prog="minikv bench",
+        usage="minikv bench [SECTION...] [options]",
+        description="Measure the library on this machine: medians, and in brackets the middle half,\n"
+        "of parties that take turns. Peers that are not installed are named as missing.\n\n"
+        f"sections (all, when none is named):\n{sections}",
+        formatter_class=partial(argparse.RawDescriptionHelpFormatter, max_help_position=22, width=80),
     )
-    parser.add_argument("--quick", action="store_true", help="fewer sizes and repetitions")
-    parser.add_argument("--json", metavar="FILE", help="also write everything, with versions and threads, to a file")
+    add = parser.add_argument
+    add("sections", nargs="*", type=one_of("section", tuple(SECTIONS)), metavar="SECTION", help=argparse.SUPPRESS)
+    add("--backend", default="numpy", help="numpy, cupy or auto (default numpy)")
+    add("--model", metavar="FILE", default=CHECKPOINT, help=f"what `load` reads (default {CHECKPOINT})")
+    add("--quick", action="store_true", help="fewer sizes and repetitions")
+    add("--json", type=as_output(), metavar="FILE", help="also write everything, with versions and threads, to a file")
     arguments = parser.parse_args(argv)
-    for section in arguments.sections:
-        if section not in SECTIONS:
-            parser.error(f"unknown section {section!r}: known are {', '.join(SECTIONS)}")
+    if arguments.model != CHECKPOINT and not os.path.isfile(arguments.model):
+        parser.error(f"--model: there is no file {arguments.model}")
     try:
         backend = get_backend(arguments.backend)
     except (ValueError, RuntimeError) as error:
         parser.error(str(error))
     about = about_this_machine(backend)
-    print("  ".join(f"{name}: {value}" for name, value in about.items()))
+    for name, value in about.items():
+        told = ", ".join(f"{key} {item}" for key, item in value.items()) if isinstance(value, dict) else value
+        print(f"{name}: {told}")
     run: dict[str, Callable[[], Table]] = {
         "model": lambda: bench_model(backend, arguments.quick),
         "load": lambda: bench_load(arguments.model),
@@ -337,6 +384,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     tables = [run[section]() for section in arguments.sections or SECTIONS]
     if arguments.json:
-        with open(arguments.json, "w") as file:
-            json.dump({"about": about, "tables": [vars(table) for table in tables]}, file, indent=1)
+        results = {"about": about, "tables": [vars(table) for table in tables]}
+        arguments.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     return 0
