@@ -49,6 +49,12 @@ def test_texts_come_back(real: tuple[Tokenizer, dict[str, Any]]) -> None:
     assert back == [text.replace("\u2581", " ") for text in texts] or back == texts
 
 
+def test_bytes_that_are_no_text_are_refused(real: tuple[Tokenizer, dict[str, Any]]) -> None:
+    """Python hands undecodable bytes of a command line on as lone surrogates."""
+    with pytest.raises(ValueError, match=r"^the text is not UTF-8: no character at position 1, but '\\udcff'$"):
+        real[0].encode(b"a\xff".decode(errors="surrogateescape"))
+
+
 def test_a_stream_of_tokens_makes_the_same_text(real: tuple[Tokenizer, dict[str, Any]]) -> None:
     tokenizer, expected = real
     for row in expected["sentences"]:

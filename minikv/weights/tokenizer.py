@@ -63,8 +63,13 @@ class Tokenizer:
         """Return the ids of a text. Special tokens written out in it become their ids.
 
         `special` also puts around the text what the checkpoint wants there (Gemma: its first token); pass False for
-        text from `chat`, whose template has done so.
+        text from `chat`, whose template has done so. Raises ValueError for what is no text, such as undecodable bytes.
         """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            says = f"no character at position {error.start}, but {text[error.start]!r}"
+            raise ValueError(f"the text is not UTF-8: {says}") from None
         return self._core.encode(text, add_special_tokens=special).ids
 
     def decode(self, ids: Sequence[int], special: bool = True) -> str:
