@@ -70,6 +70,15 @@ def in_a_line(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
+def flush() -> None:
+    """Write out what was printed, so that an error comes now; Python must not try again when it ends."""
+    try:
+        print(end="", flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        raise
+
+
 def is_path(word: str, *endings: str) -> bool:
     """Tell whether a word that could also be a known name stands for a file or a folder."""
     return os.path.exists(word) or os.sep in word or word.endswith(endings)
@@ -137,25 +146,6 @@ def as_output(*endings: str) -> Callable[[str], Path]:
             raise argparse.ArgumentTypeError(f"must end in {' or '.join(endings)}, got {word}")
         try:
             new = not os.path.exists(path)
-            path.open("ab").close()
-        except OSError as error:
-            raise argparse.ArgumentTypeError(f"cannot write {word}: {error.strerror}") from None
-        if new:
-            path.unlink()
-        return path
-
-    return read
-
-
-def as_output(*endings: str) -> Callable[[str], Path]:
-    """Return a reader of a file to write that refuses, before any work is done, what cannot be written."""
-
-    def read(word: str) -> Path:
-        path = Path(word)
-        if endings and path.suffix not in endings:
-            raise argparse.ArgumentTypeError(f"must end in {' or '.join(endings)}, got {word}")
-        try:
-            new = not path.exists()
             path.open("ab").close()
         except OSError as error:
             raise argparse.ArgumentTypeError(f"cannot write {word}: {error.strerror}") from None

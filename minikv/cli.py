@@ -25,6 +25,7 @@ from .arguments import (
     as_model,
     as_output,
     as_tokens,
+    flush,
     in_a_line,
     is_path,
     one_of,
@@ -53,19 +54,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         add(commands)
     if argv and not argv[0].startswith("-") and argv[0] not in COMMANDS:
         parser.error(f"unknown command {argv[0]!r}{suggestion(argv[0], COMMANDS)}")
-    if argv and argv[0] == "bench":  # has arguments of its own
-        from .bench import main as bench
-
-        return bench(argv[1:])
-    arguments, unknown = parser.parse_known_args(argv)
-    command: Parser = arguments.parser
-    if unknown:
-        options = [option for action in command._actions for option in action.option_strings]
-        command.error(f"unknown argument {unknown[0]!r}{suggestion(unknown[0], options)}")
+    command = parser
     try:
-        return arguments.run(arguments)
+        try:
+            if argv and argv[0] == "bench":  # has arguments of its own
+                from .bench import main as bench
+
+                return bench(argv[1:])
+            arguments, unknown = parser.parse_known_args(argv)
+            command = arguments.parser
+            if unknown:
+                options = [option for action in command._actions for option in action.option_strings]
+                command.error(f"unknown argument {unknown[0]!r}{suggestion(unknown[0], options)}")
+            return arguments.run(arguments)
+        finally:
+            flush()
     except BrokenPipeError:  # `minikv models | head` has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (ValueError, TypeError, OSError, RuntimeError, ImportError, MemoryError) as error:
         command.error(in_a_line(error))
@@ -262,6 +266,8 @@ def run_generate(arguments: argparse.Namespace) -> int:
     if arguments.chat:
         prompt = tokenizer.chat([{"role": "user", "content": prompt}])
     ids = tokenizer.encode(prompt, special=not arguments.chat)
+    if not ids:
+        raise ValueError("PROMPT is empty, there is nothing to continue")
     text_of = tokenizer.stream()
 
     def show(token: int) -> None:
@@ -294,7 +300,10 @@ def run_generate(arguments: argparse.Namespace) -> int:
 
 
 class WatchedModel(Model):
-    """Say on standard error, as long as a prompt is being read, how much of it has been."""
+    """Say on standard error, as long as a prompt is being read, how much of it has been.
+
+    A terminal gets one line that changes, a file a line each time.
+    """
 
     def __init__(self, model: Model, prompt_tokens: int) -> None:
         super().__init__(model.config, model.weights)
@@ -305,7 +314,7 @@ class WatchedModel(Model):
         logits = super().step(tokens, *arguments, **named)
         if self.read < self.prompt_tokens:
             self.read += len(tokens[0])
-            end = "\n" if self.read >= self.prompt_tokens else "\r"
+            end = "\r" if self.read < self.prompt_tokens and os.isatty(2) else "\n"
             print(
                 f"reading the prompt: {self.read:,} of {self.prompt_tokens:,} tokens",
                 end=end,

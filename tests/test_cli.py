@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -256,6 +257,18 @@ def test_cost_answers_in_under_half_a_second_and_imports_nothing_heavy() -> None
     assert min(float(run.stderr.split()[-1]) for run in runs) < 0.5
 
 
+@pytest.mark.parametrize("argv", ["cost llama-3-8b", "cost --help", "models --sources", "bench --help"])
+def test_output_that_nobody_takes_is_no_traceback(argv: str) -> None:
+    """Output to a pipe waits in a buffer: Python must not be left to find out at its end that the pipe is closed."""
+    command, buffered = [sys.executable, "-m", "minikv", *argv.split()], {**os.environ, "PYTHONUNBUFFERED": ""}
+    reader, writer = os.pipe()
+    os.close(reader)
+    for output, code, said in ((writer, 0, ""), (os.open("/dev/full", os.O_WRONLY), 2, "No space left on device")):
+        run = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True, env=buffered)
+        os.close(output)
+        assert (run.returncode, run.stderr.count("\n")) == (code, bool(said)) and said in run.stderr, run.stderr
+
+
 def test_the_module_runs_as_a_program() -> None:
     command = [sys.executable, "-m", "minikv", "cost", "llama-3-8b", "--batch", "0"]
     run = subprocess.run(command, capture_output=True, text=True)
@@ -336,9 +349,18 @@ def test_generate_tells_how_far_a_long_prompt_has_been_read(
 ) -> None:
     monkeypatch.setattr(cli, "PREFILL_CHUNK", 100)
     assert cli.main(["generate", "x.gguf", "a" * 250, "--max-new-tokens", "3"]) == 0
-    err = capsys.readouterr().err
-    told = [line for line in err.replace("\r", "\n").splitlines() if line.startswith("reading")]
-    assert told == [f"reading the prompt: {n} of 251 tokens" for n in (100, 200, 251)]
+    told = [f"reading the prompt: {n} of 251 tokens" for n in (100, 200, 251)]
+    assert capsys.readouterr().err.startswith("\n".join(told) + "\nprompt:")  # a file gets lines
+    monkeypatch.setattr("os.isatty", lambda descriptor: descriptor == 2)
+    assert cli.main(["generate", "x.gguf", "a" * 250, "--max-new-tokens", "3"]) == 0
+    assert capsys.readouterr().err.startswith("\r".join(told) + "\nprompt:")  # a terminal one that changes
+
+
+def test_generate_refuses_a_prompt_of_nothing(
+    small: list[Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Letters, "encode", lambda self, text, special: list(map(ord, text)))
+    assert refusal(capsys, "generate", "x.gguf", "") == "minikv generate: PROMPT is empty, there is nothing to continue"
 
 
 def test_generate_uses_the_chat_template_and_standard_input(
