@@ -132,14 +132,30 @@ def sample(
     top_p: float | None = None,
 ) -> int:
     """Choose a token from logits [vocab_size] as `generate` describes. Equal logits: the lower id counts as
-    likelier."""
+    likelier. Raises ValueError when the largest logit is not finite and there are no probabilities to draw by."""
     if temperature == 0:
         return int(backend.to_numpy(namespace(logits).argmax(logits)))
     scores = backend.to_numpy(logits).astype(np.float64)
-    order = np.argsort(-scores, kind="stable")[:top_k]
+    largest = scores.max()
+    if not np.isfinite(largest):
+        raise ValueError(f"the largest logit must be finite, got {largest}")
+    free = top_k is None and top_p is None  # every token may come, so none has to be found
+    ids = np.arange(scores.size) if free else likeliest(scores, top_k)
     with np.errstate(over="ignore"):  # a tiny temperature: -inf, and so weight 0, for all but the likeliest
-        weights = np.exp((scores[order] - scores[order[0]]) / temperature)
+        weights = np.exp((scores[ids] - largest) / temperature)
     reached = np.cumsum(weights / weights.sum())
     if top_p is not None:  # the token that reaches top_p is the last one in
         reached = reached[: np.searchsorted(reached, top_p) + 1]
-    return int(order[np.searchsorted(reached, rng.random() * reached[-1], side="right")])
+    return int(ids[np.searchsorted(reached, rng.random() * reached[-1], side="right")])
+
+
+def likeliest(scores: np.ndarray, count: int | None = None) -> np.ndarray:
+    """Return the ids of the `count` highest scores [vocab_size] (None: all), the highest first, equal ones by id.
+
+    Only those that are not below the last one in are sorted, however large the vocabulary: all ties with it are among
+    them, so that the lower ids stay.
+    """
+    ids = np.arange(scores.size)
+    if count is not None and count < scores.size:
+        ids = np.flatnonzero(scores >= np.partition(scores, -count)[-count])
+    return ids[np.argsort(-scores[ids], kind="stable")][:count]

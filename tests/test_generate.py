@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import oracle
 from minikv import ModelConfig, generate
-from minikv.generate import sample
+from minikv.generate import likeliest, sample
 from strategies import SEEDS
 from support import make_model, make_weights
 from test_model import LATENT, MIXED, TEXT
@@ -120,6 +120,23 @@ def test_tokens_are_drawn_as_often_as_they_should(backend, seed, temperature, to
     assert not counts[want == 0].any(), "a token was drawn that is not among the allowed"
     # Five standard deviations of a count: a correct sampler fails one check in two million.
     assert (np.abs(counts - draws * want) <= 5 * np.sqrt(draws * want * (1 - want)) + 1).all()
+
+
+@given(seed=SEEDS, size=st.integers(1, 40), ties=st.sampled_from([1, 3, 1000]), count=st.integers(1, 50))
+def test_the_likeliest_are_those_of_a_plain_sort(seed, size, ties, count):
+    rng = np.random.default_rng(seed)
+    scores = np.round(rng.standard_normal(size) * ties) + 0.0  # few different values, or hardly two that are equal
+    scores[rng.random(size) < 0.2] = -np.inf
+    plain = sorted(range(size), key=lambda i: (-scores[i], i))
+    assert likeliest(scores, count).tolist() == plain[:count] and likeliest(scores).tolist() == plain
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_logits_without_probabilities_are_refused(backend, bad):
+    x, rng = backend.asarray(np.array([bad, -np.inf])), np.random.default_rng(0)
+    for top_k, top_p in ((None, None), (1, None), (None, 0.5)):
+        with pytest.raises(ValueError, match=f"the largest logit must be finite, got {bad}"):
+            sample(x, backend, rng, 1.0, top_k, top_p)
 
 
 def test_equal_logits_favour_the_lower_id(backend):
