@@ -1,4 +1,4 @@
-"""LLM serving from scratch: KV caches, grouped heads, latent attention and windows, in array code for NumPy and CuPy.
+"""KV caching from scratch: plain caches, grouped heads, latent attention and windows, for NumPy and CuPy.
 
 However the same tokens are split into steps, batched and cached, the logits are those of computing everything at once.
 """

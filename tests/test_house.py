@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import configparser
 import doctest
 import importlib
 import inspect
+import re
 from pathlib import Path
 
 import pytest
@@ -40,11 +42,12 @@ FLOORS = {
     "presets/": 8,
     "arguments.py": 9,
     "report.py": 9,
-    "pictures.py": 10,
+    "drawing.py": 10,
     "bench.py": 10,
-    "cli.py": 11,
-    "__main__.py": 12,
-    "__init__.py": 12,
+    "pictures.py": 11,
+    "cli.py": 12,
+    "__main__.py": 13,
+    "__init__.py": 13,
 }
 LEAN = {"cost.py": {"config.py"}}  # from geometry alone
 
@@ -269,6 +272,16 @@ def test_the_core_can_be_read_in_an_afternoon():
 
 def test_the_package_is_typed():
     assert (ROOT / "py.typed").exists()
+
+
+def test_an_extra_installs_what_the_package_imports():
+    settings = configparser.ConfigParser()
+    settings.read(ROOT.parent / "setup.cfg")
+    code = "".join((ROOT / file).read_text(encoding="utf-8") for file in TREES)
+    for extra in ("models", "plot", "bench"):
+        for requirement in settings["options.extras_require"][extra].split():
+            name = requirement.partition(">=")[0]
+            assert re.search(rf"import {name}\b|\"{name}[.\"]", code), f"{extra}: nothing imports {name}"
 
 
 def test_worked_examples_exist_where_indices_are_hard():
