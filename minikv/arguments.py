@@ -41,24 +41,27 @@ class Parser(argparse.ArgumentParser):
 
 def add_command(
     commands: Any, name: str, positional: str, run: Callable[..., int], help: str, description: str, epilog: str = ""
-) -> Parser:
-    """Add a command whose arguments go to `run`; `help` is for the list of commands, the rest for its own page."""
+) -> Callable[..., Any]:
+    """Add a command whose arguments go to `run`, and return what adds one to its page, which must fit a screen.
+
+    `help` is for the list of commands, the description and the epilog are for the command's own page.
+    """
 
     def formatter(prog: str) -> argparse.HelpFormatter:
-        return argparse.RawDescriptionHelpFormatter(prog, max_help_position=26, width=80)
+        return argparse.RawDescriptionHelpFormatter(prog, max_help_position=24, width=80)
 
     usage = f"minikv {name} {positional} [options]"
     parser = commands.add_parser(
-        name, usage=usage, help=help, description=description, epilog=epilog, formatter_class=formatter
+        name, usage=usage, help=help, description=description, epilog=epilog, formatter_class=formatter, add_help=False
     )
     parser.set_defaults(run=run, parser=parser)
-    return parser
+    parser.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
+    return parser.add_argument_group("arguments").add_argument
 
 
-def add_backend(parser: argparse.ArgumentParser, what: str) -> None:
+def add_backend(add: Callable[..., Any], what: str) -> None:
     """Add --backend and --dtype, which mean the same for every command."""
     backends, dtypes = ("numpy", "cupy", "auto"), ("float32", "float16", "float64")
-    add = parser.add_argument
     add("--backend", type=one_of("backend", backends), default="numpy", help=f"{', '.join(backends)}: {what}")
     add("--dtype", type=one_of("dtype", dtypes), default="float32", help=f"{', '.join(dtypes)}")
 

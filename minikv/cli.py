@@ -81,49 +81,32 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _add_cost(commands: Any) -> None:
-    parser = add_command(
+    add = add_command(
         commands,
         "cost",
         "MODEL...",
         run_cost,
         "memory, operations and best times of models",
-        "Say what a model's cache and weights take, what fits, and what a prefill and a\ndecode step cost at best.",
-        "examples:\n"
-        "  minikv cost llama-3-8b deepseek-v3 --context 128k --batch 32 --device h200\n"
-        "  minikv cost ./config.json --memory 24GB --format fp8 --plot cost.svg",
+        "Say what caches and weights take, what fits, and what steps cost at best.",
+        "example:\n  minikv cost llama-3-8b deepseek-v3 --context 128k --batch 32 --device h200",
     )
-    add = parser.add_argument
     known_devices, known_formats, pictures = [*devices(), "this"], list(cost.FORMATS), ("context", "fits", "roofline")
     add("model", nargs="+", type=as_model, metavar="MODEL", help="a preset, a config.json or its folder, a GGUF file")
-    add(
-        "--context",
-        type=as_tokens,
-        default=4096,
-        metavar="TOKENS",
-        help="of each sequence; 128k is 131072 (default 4k)",
-    )
+    add("--context", type=as_tokens, default=4096, metavar="TOKENS", help="per sequence; 128k is 131072 (default 4k)")
     add("--batch", type=as_count, default=1, metavar="N", help="sequences (default 1)")
-    add(
-        "--format",
-        type=one_of("format", known_formats),
-        default="bf16",
-        help=f"{', '.join(known_formats)} (default bf16)",
-    )
-    add("--weight-format", type=one_of("format", known_formats), metavar="FORMAT", help="if not --format")
+    as_format, formats = one_of("format", known_formats), f"{', '.join(known_formats)} (default bf16)"
+    add("--format", type=as_format, default="bf16", metavar="NAME", help=formats)
+    add("--weight-format", type=as_format, metavar="NAME", help="of weights, if they are not in --format")
     add("--capacity", type=as_tokens, metavar="TOKENS", help="reserve for longer sequences than --context")
     add("--page-size", type=as_count, default=1, metavar="TOKENS", help="reserve whole pages (default 1)")
-    add("--device", type=one_of("device", known_devices), help=f"{', '.join(known_devices)} (measured now)")
+    add("--device", type=one_of("device", known_devices), metavar="NAME", help=", ".join(known_devices))
     add("--devices", type=as_count, default=1, metavar="N", help="that share the work evenly (default 1)")
-    add("--memory", type=as_bytes, metavar="SIZE", help="80GB or 24GiB to fit in, all told (default: the devices')")
+    add("--memory", type=as_bytes, metavar="SIZE", help="80GB or 24GiB in all, if not the devices' own")
     add("--json", action="store_true", help="print a list with an object per model, for programs")
     add("--plot", type=as_output(".svg", ".png"), metavar="FILE", help="draw a picture too, .svg or .png")
-    add(
-        "--picture",
-        type=one_of("picture", pictures),
-        default="context",
-        help=f"{', '.join(pictures)} (default context)",
-    )
-    add_backend(parser, "measures --device this")
+    which = f"{', '.join(pictures)} (default context)"
+    add("--picture", type=one_of("picture", pictures), metavar="NAME", help=which)
+    add_backend(add, "measures --device this")
 
 
 def run_cost(arguments: argparse.Namespace) -> int:
@@ -175,7 +158,7 @@ def _draw(picture: str, configs: dict[str, ModelConfig], plan: Plan, path: Path)
 
 
 def _add_models(commands: Any) -> None:
-    parser = add_command(
+    add = add_command(
         commands,
         "models",
         "[TEXT]",
@@ -184,8 +167,8 @@ def _add_models(commands: Any) -> None:
         "List the models that `minikv cost` knows by name, with what a token adds to the\n"
         "cache in bf16 as long as every layer keeps it, and the devices.",
     )
-    parser.add_argument("text", nargs="?", default="", metavar="TEXT", help="only models with this in their name")
-    parser.add_argument("--sources", action="store_true", help="where each row was read, and what is not verified")
+    add("text", nargs="?", default="", metavar="TEXT", help="only models with this in their name")
+    add("--sources", action="store_true", help="where each row was read, and what is not verified")
 
 
 def run_models(arguments: argparse.Namespace) -> int:
@@ -234,7 +217,7 @@ PREFILL_CHUNK = 256  # tokens between two signs of progress
 
 
 def _add_generate(commands: Any) -> None:
-    parser = add_command(
+    add = add_command(
         commands,
         "generate",
         "MODEL PROMPT",
@@ -243,7 +226,6 @@ def _add_generate(commands: Any) -> None:
         "Continue a prompt with a model; the answer streams, the statistics follow.",
         'example:\n  minikv generate smollm2-135m "The capital of France is" --max-new-tokens 20',
     )
-    add = parser.add_argument
     add("model", metavar="MODEL", help=f"a GGUF file, a folder, or one of {', '.join(CHECKPOINTS)}")
     add("prompt", metavar="PROMPT", help="the text; - reads it from standard input")
     add("--max-new-tokens", type=as_count, default=100, metavar="N", help="stop after so many (default 100)")
@@ -253,7 +235,7 @@ def _add_generate(commands: Any) -> None:
     add("--seed", type=int, metavar="N", help="equal seeds draw equal tokens")
     add("--chat", action="store_true", help="put the prompt into the model's chat template")
     add("--no-cache", action="store_true", help="recompute the whole text for each token, to compare")
-    add_backend(parser, "what computes")
+    add_backend(add, "what computes")
 
 
 def run_generate(arguments: argparse.Namespace) -> int:
