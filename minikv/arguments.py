@@ -109,20 +109,23 @@ def as_count(word: str) -> int:
     """Read a whole number of at least 1."""
     if not re.fullmatch(r"[+-]?\d+", word):
         raise argparse.ArgumentTypeError(f"{word!r} is not a whole number")
-    return _in_range(float(word), word)
+    return int(_in_range(float(word), word))
 
 
 def as_tokens(word: str) -> int:
     """Read a number of tokens: 131072, or 128k with k = 1024."""
-    return _scaled(word, TOKEN_UNITS, "a number of tokens", "k")
+    tokens = _scaled(word, TOKEN_UNITS, "a number of tokens", "k")
+    if tokens != int(tokens):
+        raise argparse.ArgumentTypeError(f"{word!r} is no whole number of tokens")
+    return int(tokens)
 
 
 def as_bytes(word: str) -> int:
     """Read a size: 80GB with powers of 1000, 80GiB with powers of 1024."""
-    return _scaled(word, BYTE_UNITS, "a size in bytes", "GB")
+    return int(_scaled(word, BYTE_UNITS, "a size in bytes", "GB"))
 
 
-def _scaled(word: str, units: dict[str, int], what: str, usual: str) -> int:
+def _scaled(word: str, units: dict[str, int], what: str, usual: str) -> float:
     match = re.fullmatch(r"([+-]?\d*\.?\d+) *([a-z]*)", word.lower())
     if not match:
         raise argparse.ArgumentTypeError(f"{word!r} is not {what}: write it like 128{usual}")
@@ -132,12 +135,12 @@ def _scaled(word: str, units: dict[str, int], what: str, usual: str) -> int:
     return _in_range(float(number) * units[unit], word)
 
 
-def _in_range(value: float, word: str) -> int:
+def _in_range(value: float, word: str) -> float:
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {word}")
     if value > LARGEST:
         raise argparse.ArgumentTypeError(f"must be at most {LARGEST:.0e}, got {word[:20]}")
-    return int(value)
+    return value
 
 
 def as_output(*endings: str) -> Callable[[str], Path]:

@@ -111,6 +111,10 @@ def _add_cost(commands: Any) -> None:
 
 def run_cost(arguments: argparse.Namespace) -> int:
     """Price every model asked for; print a table or JSON, and draw a picture when one is wanted."""
+    if arguments.devices > 1 and not arguments.device:
+        raise ValueError("--devices needs a --device")
+    if arguments.picture and not arguments.plot:
+        raise ValueError("--picture needs a --plot")
     device = None
     if arguments.device == "this":
         from .presets.measure import measure_this
@@ -131,7 +135,7 @@ def run_cost(arguments: argparse.Namespace) -> int:
     )
     prices = [price(name, config, plan) for name, config in arguments.model]
     if arguments.plot:
-        _draw(arguments.picture, dict(arguments.model), plan, arguments.plot)
+        _draw(arguments.picture or "context", dict(arguments.model), plan, arguments.plot)
     if arguments.json:
         print(json.dumps(prices, indent=1))
     else:
