@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,9 @@ def test_bytes_per_token_of_every_preset() -> None:
 
 def test_every_preset_and_device_has_a_source() -> None:
     assert all(preset.source and preset.verified for preset in models().values())
+    words = {word for preset in models().values() for word in re.findall(r"[a-z]+_[a-z_]+", preset.verified)}
+    assert "tied_embeddings" in words and words <= set(ModelConfig.__dataclass_fields__)
+    assert models()["gpt2-small"].verified == "all but tied_embeddings"  # its source has defaults only
     assert all(device.source for device in devices().values())
     assert list(devices()) == ["h100", "h200", "a100", "l40s", "rtx-4090", "mi300x", "tpu-v5e"]
 
