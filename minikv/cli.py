@@ -35,7 +35,7 @@ from .config import ModelConfig
 from .generate import check_sampling, generate
 from .model import Model
 from .presets import devices, models
-from .report import Plan, both_units, price, print_prices, print_table, si
+from .report import Plan, both_units, in_words, price, print_prices, print_table, si
 from .weights import load
 
 COMMANDS = ("cost", "models", "generate", "bench")
@@ -191,7 +191,7 @@ def run_models(arguments: argparse.Namespace) -> int:
         table.append(
             [
                 name,
-                f"{cost.parameters(c) / 1e9:,.3f} billion",
+                in_words(cost.parameters(c)),
                 f"MLA {c.kv_lora_rank}+{c.qk_rope_head_dim}"
                 if c.is_mla
                 else f"{c.n_heads}/{c.n_kv_heads} x {c.head_dim}",

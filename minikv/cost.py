@@ -1,7 +1,7 @@
 """What does a configuration cost: how many bytes are remembered, how many operations and bytes does a step take?
 
 All of it follows from the geometry alone; nothing here holds an array or runs a model. It does not answer how fast a
-program is (`minikv bench` measures that): a best time is what no program on that device can beat.
+program is (`minikv bench` measures that): a best time is what no program can beat that computes as the ceilings do.
 
 A multiply-add is 2 operations. Only matrix products are counted: norms, softmax, activations and rotations take few
 operations per byte and a good kernel hides them. KB, MB, GB are powers of 10; KiB, MiB, GiB are powers of 2.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +44,7 @@ def price(name: str, config: ModelConfig, plan: Plan) -> dict[str, Any]:
     format, weights, memory = plan.format, plan.weight_format, plan.all_memory
     capacity = plan.capacity or plan.context
     kinds = cost.cache_cost(config, plan.batch, plan.context, format, capacity, plan.page_size)
-    answer = {
+    answer: dict[str, Any] = {
         "model": name,
         "context": plan.context,
         "batch": plan.batch,
@@ -57,6 +57,7 @@ def price(name: str, config: ModelConfig, plan: Plan) -> dict[str, Any]:
         "weight_bytes": cost.weight_bytes(config, weights),
         "parameters": cost.parameters(config),
         "active_parameters": cost.active_parameters(config),
+        "cache_heads": max(heads for heads, _ in config.cache_rows),
         "max_positions": config.max_positions,
         "memory_bytes": memory,
         "max_batch": memory and cost.max_batch(config, memory, capacity, format, weights, plan.page_size),
@@ -64,6 +65,8 @@ def price(name: str, config: ModelConfig, plan: Plan) -> dict[str, Any]:
         "device": plan.device and plan.device.name,
         "devices": plan.devices,
     }
+    room = answer["weight_bytes"] + answer["cache_bytes_reserved"]
+    answer["devices_needed"] = plan.device and -(-room // plan.device.memory)
     for phase, new, past in (("prefill", plan.context, 0), ("decode", 1, plan.context - 1)):
         parts = cost.step_cost(config, plan.batch, new, past, format, weights)
         step: dict[str, Any] = dataclasses.asdict(cost.total(parts))
@@ -92,13 +95,16 @@ def print_prices(prices: Sequence[dict[str, Any]], plan: Plan) -> None:
     row("cache needed", lambda p: both_units(p["cache_bytes"]))
     row("cache reserved", lambda p: both_units(p["cache_bytes_reserved"]))
     row("weights", lambda p: both_units(p["weight_bytes"]))
-    row("parameters", lambda p: f"{p['parameters'] / 1e9:,.3f} billion")
-    row("  active for a token", lambda p: f"{p['active_parameters'] / 1e9:,.3f} billion")
+    row("parameters", lambda p: in_words(p["parameters"]))
+    row("  active for a token", lambda p: in_words(p["active_parameters"]))
     if plan.all_memory:
+        longest = f"  longest context at batch {plan.batch:,}"
         row("memory", lambda p: both_units(p["memory_bytes"]))
         row("  taken", lambda p: f"{(p['weight_bytes'] + p['cache_bytes_reserved']) / p['memory_bytes']:.0%}")
-        row("  largest batch", lambda p: f"{p['max_batch']:,}")
-        row("  longest context", lambda p: "no limit" if p["max_context"] is None else f"{p['max_context']:,}")
+        row(f"  largest batch at {plan.capacity or plan.context:,}", lambda p: f"{p['max_batch']:,}")
+        row(longest, lambda p: "no limit" if p["max_context"] is None else f"{p['max_context']:,}")
+    if plan.device:
+        row("devices that hold it", lambda p: f"{p['devices_needed']:,}")
     for phase, title in (("prefill", "prefill of the context"), ("decode", "decode step")):
         steps = [price[phase] for price in prices]
         row(title, lambda step: "", steps)
@@ -117,9 +123,27 @@ def print_prices(prices: Sequence[dict[str, Any]], plan: Plan) -> None:
             cells = [(si(w.operations, "FLOP"), si(w.bytes, "B"), f"{w.intensity:,.1f}") for w in works]
             table.append([part, *cells[0], *cells[1]])
         print_table(table)
-    for price in prices:
-        if price["max_positions"] and plan.context > price["max_positions"]:
-            print(f"\n{price['model']} was made for {price['max_positions']:,} positions, not for {plan.context:,}.")
+    notes = [note for price in prices for note in _notes(price, plan)]
+    if plan.device and plan.weight_format.bits < 16:
+        faster = f"a device that multiplies {plan.weight_format.name} faster can beat times bound by compute"
+        notes.append(f"Products are taken to be bf16: {faster}.")
+    if notes:
+        print("\n" + "\n".join(notes))
+
+
+def _notes(price: dict[str, Any], plan: Plan) -> Iterator[str]:
+    """Say what the numbers of a model do not."""
+    name, memory = price["model"], price["memory_bytes"]
+    if price["max_positions"] and plan.context > price["max_positions"]:
+        yield f"{name} was made for {price['max_positions']:,} positions, not for {plan.context:,}."
+    weights, cache = price["weight_bytes"], price["cache_bytes_reserved"]
+    if memory and weights + cache > memory:
+        wanted = f"{si(weights, 'B')} of weights and {si(cache, 'B')} of cache"
+        yield f"{name} does not fit: {wanted} want more than {si(memory, 'B')}."
+    if plan.devices > price["cache_heads"]:
+        heads, copies = price["cache_heads"], plan.devices / price["cache_heads"]
+        split = f"split by heads over {plan.devices:,} devices, its cache takes {copies:.3g} times what is counted here"
+        yield f"{name} caches {heads} head{'s' if heads > 1 else ''}: {split}."
 
 
 def print_table(table: Sequence[Sequence[str]]) -> None:
@@ -132,15 +156,27 @@ def print_table(table: Sequence[Sequence[str]]) -> None:
 
 
 def si(value: float, unit: str) -> str:
-    """Write a number with three digits or more and a power of 1000.
+    """Write a number with three digits or more and a power of 1000; seconds stay seconds.
 
-    >>> si(16_060_522_496, "B"), si(0.00577, "s"), si(0, "B")
-    ('16.1 GB', '5.77 ms', '0.00 B')
+    >>> si(16_060_522_496, "B"), si(0.00577, "s"), si(5770, "s"), si(0, "B")
+    ('16.1 GB', '5.77 ms', '5,770 s', '0.00 B')
     """
-    power = min(max(math.floor(math.log10(value) / 3), -3), 6) if value else 0
+    power = min(max(math.floor(math.log10(value) / 3), -3), 0 if unit == "s" else 6) if value else 0
     digits = value / 1000**power
     places = min(max(2 - math.floor(math.log10(digits)), 0), 2) if digits else 2
     return f"{digits:,.{places}f} {('n', 'u', 'm', '', 'K', 'M', 'G', 'T', 'P', 'E')[power + 3]}{unit}"
+
+
+def in_words(count: int) -> str:
+    """Write a number of parameters as people say it.
+
+    >>> in_words(8_030_261_248), in_words(134_515_008), in_words(5_520)
+    ('8.030 billion', '134.515 million', '5,520')
+    """
+    for unit, word in ((10**9, "billion"), (10**6, "million")):
+        if count >= unit:
+            return f"{count / unit:,.3f} {word}"
+    return f"{count:,}"
 
 
 def both_units(size: int) -> str:

@@ -104,6 +104,39 @@ def test_the_table_shows_models_side_by_side(capsys: pytest.CaptureFixture[str])
     assert "llama-3-8b was made for 8,192 positions, not for 131,072." in out
 
 
+def test_what_does_not_fit_is_said_and_how_many_devices_would_hold_it(capsys: pytest.CaptureFixture[str]) -> None:
+    told = shlex.split("cost llama-3.1-405b smollm2-135m --context 128k --batch 8 --format fp8 --device h100")
+    out = answer(capsys, *told)
+    # 405.853 GB and 8 · 131,072 · 126 · 2 · 8 · 128 B = 270.582 GB want 9 times 80 GB.
+    assert re.search(r"devices that hold it +9 +1$", out, re.MULTILINE)
+    assert "llama-3.1-405b does not fit: 406 GB of weights and 271 GB of cache want more than 80.0 GB." in out
+    assert "smollm2-135m does not fit" not in out
+    assert [price["devices_needed"] for price in json.loads(answer(capsys, *told, "--json"))] == [9, 1]
+    assert "does not fit" not in answer(capsys, *told, "--devices", "9")
+    assert "does not fit" in answer(capsys, *told, "--devices", "8")
+    assert "does not fit" not in answer(capsys, "cost", "llama-3.1-405b")  # nothing to fit in
+
+
+def test_what_a_planner_could_take_amiss_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    command = "cost deepseek-v3 llama-3-70b --device h200 --devices 8 --batch 4 --context 2k"
+    out = answer(capsys, *shlex.split(command))
+    assert re.search(r"largest batch at 2,048 ", out) and re.search(r"longest context at batch 4 ", out)
+    split = "split by heads over 8 devices, its cache takes 8 times what is counted here."
+    assert f"deepseek-v3 caches 1 head: {split}" in out
+    assert "llama-3-70b caches" not in out  # 8 heads on 8 devices
+    assert "fp8" not in out
+    out = answer(capsys, "cost", "llama-3-8b", "--device", "h100", "--weight-format", "fp8")
+    assert "Products are taken to be bf16: a device that multiplies fp8 faster can beat times bound by compute." in out
+
+
+def test_sizes_and_times_are_in_words_of_their_own(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    tiny = {**LLAMA, "vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
+    (tmp_path / "config.json").write_text(json.dumps({**tiny, "num_key_value_heads": 2, "intermediate_size": 24}))
+    out = answer(capsys, "cost", str(tmp_path), "smollm2-135m", "llama-3-8b", "--device", "h100", "--batch", "100000")
+    assert re.search(r"^parameters +5,520 +134.515 million +8.030 billion$", out, re.MULTILINE), out
+    assert not re.search(r"[0-9] [KM]s", out) and re.search(r"[0-9],[0-9]{3} s \(compute\)", out)
+
+
 def test_one_model_is_told_part_by_part(capsys: pytest.CaptureFixture[str]) -> None:
     out = answer(capsys, "cost", "llama-3-8b")
     assert all(any(line.startswith(part) for line in out.splitlines()) for part in cost.PARTS)
@@ -423,13 +456,3 @@ def test_the_page_on_costs_shows_what_its_commands_print(capsys: pytest.CaptureF
             assert shown == answer(capsys, *shlex.split(command.removeprefix("$ minikv ")))
         checked += kind != "python"
     assert checked >= 5
-
-
-def test_the_page_shows_the_pictures_that_are_drawn(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    from minikv import pictures
-
-    assert pictures.main([str(tmp_path)]) == 0
-    shown = re.findall(r"\(pictures/(.*?)\)", PAGE.read_text(encoding="utf-8"))
-    assert sorted(shown) == sorted(file.name for file in tmp_path.iterdir())
-    assert all((PAGE.parent / "pictures" / name).exists() for name in shown)
