@@ -67,9 +67,9 @@ def add_backend(add: Callable[..., Any], what: str) -> None:
 
 
 def in_a_line(error: Exception) -> str:
-    """Say what went wrong, of a file without the number that the system gives its error."""
-    if isinstance(error, OSError) and error.filename:
-        return f"{error.filename}: {error.strerror}"
+    """Say what went wrong, without the number that the system gives its error."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return str(error) or type(error).__name__
 
 

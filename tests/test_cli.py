@@ -301,7 +301,7 @@ def test_output_that_nobody_takes_is_no_traceback(argv: str) -> None:
     command, buffered = [sys.executable, "-m", "minikv", *argv.split()], {**os.environ, "PYTHONUNBUFFERED": ""}
     reader, writer = os.pipe()
     os.close(reader)
-    for output, code, said in ((writer, 0, ""), (os.open("/dev/full", os.O_WRONLY), 2, "No space left on device")):
+    for output, code, said in ((writer, 0, ""), (os.open("/dev/full", os.O_WRONLY), 2, ": No space left on device")):
         run = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True, env=buffered)
         os.close(output)
         assert (run.returncode, run.stderr.count("\n")) == (code, bool(said)) and said in run.stderr, run.stderr
