@@ -11,11 +11,12 @@ from functools import partial
 
 import numpy as np
 
-from common import draw, in_eps, parser, progress, run, times
+from common import in_eps, parser, picture, progress, run, times
 from minikv import Cache, ConcatCache, KVCache, ModelConfig, get_backend, random_model
 from minikv.arguments import as_count
 from minikv.backend import Array
 from minikv.cost import FP32, cache_bytes, step_cost, total, weight_bytes
+from minikv.pictures import draw_next_token
 from minikv.presets import models
 from minikv.report import print_table, si
 
@@ -69,10 +70,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         table.append([f"{n:,}", *(si(cache_bytes(llama, batch, n), "B") for batch in batches)])
     print_table(table)
 
-    if options.plot:
-        names = "everything again", "one step on a cache"
-        lines = dict(zip(names, zip(*seconds, strict=True), strict=True))
-        draw(options.plot, "Time for one more token", ("tokens of text", lengths), "seconds", lines)
+    again, cached = zip(*seconds, strict=True)
+    picture(options.plot, draw_next_token, lengths, again, cached, CONFIG)
 
 
 def fill(kind: type[Cache], rows: Array, count: int) -> None:

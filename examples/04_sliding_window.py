@@ -12,9 +12,10 @@ from functools import partial
 
 import numpy as np
 
-from common import draw, parser, progress, run, times
+from common import parser, picture, progress, run, times
 from minikv import Cache, Model, ModelConfig, RollingCache, get_backend, namespace, random_model, visible
 from minikv.arguments import as_count
+from minikv.drawing import draw_lines
 from minikv.report import print_table, si
 
 FULL = ModelConfig(vocab_size=256, d_model=128, n_layers=6, n_heads=4, n_kv_heads=4, head_dim=32, d_ff=352)
@@ -62,11 +63,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         cells = [felt(random_model(replace(c, window=small), 0, backend), distance) for c in configs.values()]
         table.append([str(distance), *("yes" if cell else "no" for cell in cells)])
     print_table(table)
-    if options.plot:
-        lines = {name: [size / 1e3 for size in sizes] for name, sizes in held.items()}
-        draw(
-            options.plot, f"What six layers remember, window {window}", ("tokens of text", lengths), "cache, KB", lines
-        )
+    lines = {name: [size / 1e3 for size in sizes] for name, sizes in held.items()}
+    title = f"What six layers remember, window {window}"
+    picture(options.plot, draw_lines, title, ("tokens of text", lengths), "cache, KB (KB = 10³ bytes)", lines)
 
 
 def read(model: Model, caches: list[Cache], length: int) -> None:

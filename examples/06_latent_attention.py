@@ -12,10 +12,11 @@ from functools import partial
 
 import numpy as np
 
-from common import draw, in_eps, parser, progress, run, times
+from common import in_eps, parser, picture, progress, run, times
 from minikv import Cache, KVCache, Model, get_backend, random_model
 from minikv.arguments import as_count
 from minikv.cost import cache_cost, keys_in_sight
+from minikv.drawing import draw_lines
 from minikv.mla import cheaper_form
 from minikv.presets import models
 from minikv.report import print_table, si
@@ -71,9 +72,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         row = [f"{n:,}", si(expanded, "s"), si(absorbed, "s"), f"{expanded / absorbed:,.1f}x"]
         table.append([*row, cheaper_form(config, 1, n)])
     print_table(table)
-    if options.plot:
-        lines = dict(zip(FORMS, zip(*seconds, strict=True), strict=True))
-        draw(options.plot, "One more token through one latent layer", ("tokens of text", lengths), "seconds", lines)
+    lines = {form: [1e3 * pair[i] for pair in seconds] for i, form in enumerate(FORMS)}
+    title = "One more token through one latent layer of DeepSeek-V2-Lite\n(timed, medians)"
+    picture(options.plot, draw_lines, title, ("tokens of text before it", lengths), "time per token, ms", lines)
 
 
 def by_form(model: Model, form: str | None) -> Model:

@@ -11,10 +11,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from common import draw, in_eps, parser, progress, run
+from common import in_eps, parser, picture, progress, run
 from minikv import ModelConfig, get_backend, namespace, random_model
 from minikv.arguments import as_count
 from minikv.cost import FP32, cache_bytes
+from minikv.pictures import draw_stacks
 from minikv.presets import models
 from minikv.report import print_table, si
 
@@ -40,15 +41,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         f"Bytes that hold tokens in the caches of six layers, window {window}, as a text is read; predicted = counted."
     )
     table = [["text", *stacks, "5:1 of full"]]
-    held: dict[str, list[int]] = {name: [] for name in stacks}
     for past, length in progress(list(zip([0, *lengths], lengths, strict=False)), "lengths"):
+        held = []
         for name, model in stacks.items():
             model.step(text[:, past:length], caches[name], last=1)
-            held[name].append(sum(cache.nbytes_used for cache in caches[name]))
-            if held[name][-1] != cache_bytes(configs[name], 1, length, FP32):
-                raise RuntimeError(f"{name} holds {held[name][-1]} bytes, not what minikv.cost predicts")
-        latest = [held[name][-1] for name in stacks]
-        table.append([f"{length:,}", *(f"{size:,}" for size in latest), f"{latest[1] / latest[0]:.1%}"])
+            held.append(sum(cache.nbytes_used for cache in caches[name]))
+            if held[-1] != cache_bytes(configs[name], 1, length, FP32):
+                raise RuntimeError(f"{name} holds {held[-1]} bytes, not what minikv.cost predicts")
+        table.append([f"{length:,}", *(f"{size:,}" for size in held), f"{held[1] / held[0]:.1%}"])
     print_table(table)
 
     whole = random_model(configs["5:1"], 0, backend, "float64")
@@ -67,11 +67,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         sizes = [cache_bytes(config, 1, length) for config in choices]
         table.append([f"{length:,}", *(si(size, "B") for size in sizes), f"{sizes[1] / sizes[0]:.1%}"])
     print_table(table)
-    if options.plot:
-        lines = {name: [size / 1e3 for size in sizes] for name, sizes in held.items()}
-        draw(
-            options.plot, f"What six layers remember, window {window}", ("tokens of text", lengths), "cache, KB", lines
-        )
+    picture(options.plot, draw_stacks, "gemma-3-27b", gemma)
 
 
 if __name__ == "__main__":

@@ -6,12 +6,13 @@ import argparse
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from minikv import Backend, namespace
 from minikv.arguments import Parser, one_of
+from minikv.drawing import as_picture
 
 
 def parser(doc: str, plot: bool = False) -> Parser:
@@ -22,7 +23,7 @@ def parser(doc: str, plot: bool = False) -> Parser:
     add = arguments.add_argument
     add("--backend", type=one_of("backend", backends), default="numpy", help="numpy, cupy or auto (default numpy)")
     if plot:
-        add("--plot", type=Path, metavar="FILE", help="draw a picture too, .svg or .png (needs matplotlib)")
+        add("--plot", type=as_picture, metavar="FILE", help="draw a picture too, .svg or .png (needs matplotlib)")
     return arguments
 
 
@@ -74,25 +75,8 @@ def in_eps(actual: Any, expected: Any) -> float:
     return float(xp.max(xp.abs(actual - expected))) / (xp.finfo(expected.dtype).eps * largest)
 
 
-def draw(path: Path, title: str, x: tuple[str, Sequence[float]], y: str, lines: Mapping[str, Sequence[float]]) -> None:
-    """Draw named lines over common x values on logarithmic axes into a .svg or .png file."""
-    if path.suffix not in (".svg", ".png"):
-        raise ValueError(f"a picture's file must end in .svg or .png, got {path}")
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError("pictures need matplotlib: pip install 'minikv[plot]'") from None
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.add_subplot()
-    for style, (name, values) in zip(("o-", "s--", "^-.", "D:"), lines.items(), strict=False):
-        axes.plot(x[1], values, style, label=name, linewidth=1.5, markersize=5)
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.xaxis.set_major_formatter("{x:,.0f}")
-    axes.set_xlabel(x[0])
-    axes.set_ylabel(y)
-    axes.set_title(title)
-    axes.grid(True, which="major", color="#dddddd", linewidth=0.6)
-    axes.legend(frameon=False)
-    figure.savefig(path, dpi=110)
-    print(f"\ndrawn into {path}")
+def picture(path: Path | None, draw: Callable[..., None], *arguments: Any) -> None:
+    """Draw a picture if one is wanted, and say where it is."""
+    if path:
+        draw(*arguments, path=path)
+        print(f"\ndrawn into {path}")

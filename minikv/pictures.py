@@ -1,19 +1,22 @@
-"""What do the costs look like? Cache against context, the roofline, and what fits in a device.
+"""What do the costs look like? Cache against context, the roofline, what fits in a device, and what a cache saves.
 
-Every picture is drawn from `cost.py` alone and reads without colour: lines differ by dash and marker and carry their
-names. `python -m minikv.pictures DIR` draws the pictures of the documentation anew. Needs matplotlib (`minikv[plot]`).
+The last is timed, all others are drawn from `cost.py` alone. How a picture looks is `drawing.py`'s matter. `python -m
+minikv.pictures DIR` draws the pictures of the documentation anew.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from . import cost
+from .backend import get_backend
+from .bench import SMALL, next_token
 from .config import ModelConfig
+from .drawing import ENDINGS, draw_lines, new_figure, save
 from .presets import devices, models
 from .report import si
 
@@ -21,28 +24,57 @@ TEN_MODELS = (
     *("llama-2-13b", "llama-3.1-405b", "qwen2.5-72b", "llama-3-8b", "gemma-3-27b", "deepseek-v3"),
     *("gpt-oss-120b", "qwen2.5-7b", "falcon-7b", "mistral-7b-v0.1"),
 )
-LINES = [(dash, marker) for marker in "os^D" for dash in ("-", "--", "-.", ":")]
-COLOURS = ("#1b6ca8", "#b3441e", "#3a7d2c", "#7a3b8f", "#8a6d00", "#0f766e", "#a1134d", "#444444")
+CONTEXTS = [2**power for power in range(9, 18)]
 
 
 def draw_context(
     configs: Mapping[str, ModelConfig], path: Path, format: cost.Format = cost.BF16, batch: int = 1
 ) -> None:
     """Draw cache bytes against context, a line per model, into a .svg or .png file."""
-    figure, axes = _figure(path)
-    contexts = [2**power for power in range(9, 18)]
-    lines = {
-        name: [cost.cache_bytes(config, batch, t, format) / 1e9 for t in contexts] for name, config in configs.items()
-    }
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    _plot_lines(axes, contexts, lines)
-    _count_axis(axes.xaxis, contexts[::2])
-    axes.yaxis.set_major_formatter("{x:,g}")
-    axes.set_xlabel("context, tokens per sequence")
-    axes.set_ylabel(f"cache, GB for {batch} sequence{'s' * (batch > 1)} (GB = 10⁹ bytes)")
-    axes.set_title(f"What the cache remembers as the text grows ({format.name})")
-    _save(figure, path)
+    draw_lines(
+        f"What the cache remembers as the text grows ({format.name})",
+        ("context, tokens per sequence", CONTEXTS),
+        f"cache, GB for {batch} sequence{'s' * (batch > 1)} (GB = 10⁹ bytes)",
+        {
+            name: [cost.cache_bytes(config, batch, t, format) / 1e9 for t in CONTEXTS]
+            for name, config in configs.items()
+        },
+        path,
+    )
+
+
+def draw_stacks(name: str, config: ModelConfig, path: Path, format: cost.Format = cost.BF16) -> None:
+    """Draw the bytes that a stack of windowed and full layers remembers as a text is read, beside its two extremes."""
+    contexts = [1, config.window or 1, *CONTEXTS[CONTEXTS.index(4096) : CONTEXTS.index(32768) + 1]]
+    stacks = {"all layers full": replace(config, layer_pattern="G")}
+    stacks[" + ".join(f"{kind.layers} {cost.KIND_NAMES[kind.kind]}" for kind in cost.cache_cost(config))] = config
+    stacks["all layers windowed"] = replace(config, layer_pattern="L")
+    draw_lines(
+        f"What full, mixed and windowed stacks remember as a text is read\n"
+        f"({name}: {config.n_layers} layers, window {config.window:,} tokens, one sequence, {format.name})",
+        ("text read so far, tokens", contexts),
+        "cache, GB (GB = 10⁹ bytes)",
+        {kinds: [cost.cache_bytes(stack, 1, t, format) / 1e9 for t in contexts] for kinds, stack in stacks.items()},
+        path,
+        scale="linear",
+    )
+
+
+def draw_next_token(
+    lengths: Sequence[int], again: Sequence[float], cached: Sequence[float], config: ModelConfig, path: Path
+) -> None:
+    """Draw the measured seconds of one more token behind texts of some lengths, recomputed and on a cache."""
+    size = f"{config.n_layers} layers of width {config.d_model}, {si(cost.parameters(config), '').strip()} parameters"
+    draw_lines(
+        f"Time of one more token, with and without a cache\n(a model of {size}; timed, medians)",
+        ("tokens of text before it", lengths),
+        "time per token, ms",
+        {
+            "everything again": [1e3 * seconds for seconds in again],
+            "one step on a cache": [1e3 * seconds for seconds in cached],
+        },
+        path,
+    )
 
 
 def draw_fits(
@@ -57,29 +89,23 @@ def draw_fits(
 
     Raises ValueError when none of the models fits.
     """
-    memory, contexts = count * device.memory, [2**power for power in range(9, 18)]
-    lines = {}
+    memory, lines = count * device.memory, {}
     for name, config in configs.items():
-        batches = [cost.max_batch(config, memory, t, format, weight_format) for t in contexts]
+        batches = [cost.max_batch(config, memory, t, format, weight_format) for t in CONTEXTS]
         if batches[0]:
             lines[name] = [batch or math.nan for batch in batches]
     if not lines:
         raise ValueError(f"none of {', '.join(configs)} fits in {count} x {device.name}")
     too_large = ", ".join(sorted(configs.keys() - lines.keys()))
-    figure, axes = _figure(path)
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log", base=2)
-    _plot_lines(axes, contexts, lines)
-    _count_axis(axes.xaxis, contexts[::2])
-    top = max(max(filter(math.isfinite, batches)) for batches in lines.values())
-    _count_axis(axes.yaxis, [4**power for power in range(math.ceil(math.log(top, 4)) + 1)])
-    axes.set_xlabel("context, tokens per sequence")
-    axes.set_ylabel("largest batch, sequences")
     formats = f"cache in {format.name}, weights in {(weight_format or format).name}"
-    axes.set_title(f"What fits in {count} x {device.name}: on a line and below it\n({memory / 1e9:,.0f} GB, {formats})")
-    if too_large:
-        axes.set_xlabel(f"context, tokens per sequence\n\nweights alone are too large: {too_large}")
-    _save(figure, path)
+    draw_lines(
+        f"What fits in {count} x {device.name}: on a line and below it\n({memory / 1e9:,.0f} GB, {formats})",
+        ("context, tokens per sequence", CONTEXTS),
+        "largest batch, sequences",
+        lines,
+        path,
+        note=too_large and f"not even {CONTEXTS[0]} tokens fit: {too_large}",
+    )
 
 
 def draw_roofline(
@@ -96,7 +122,12 @@ def draw_roofline(
 
     Each point is what the step can reach at best: its operations / `best_time`.
     """
-    figure, axes = _figure(path)
+    memory = f"{count * device.memory / 1e9:,.0f} GB"
+    title = (
+        f"{name} on {count} x {device.name}: prefill and decode under the roofline\n"
+        f"({context:,} tokens of context, {format.name}; hollow: the batch does not fit in {memory})"
+    )
+    figure, axes = new_figure(path, title, "arithmetic intensity, FLOP per byte moved", "attainable rate, TFLOP/s")
     axes.set_xscale("log")
     axes.set_yscale("log")
     peak, bandwidth = count * device.operations_per_second / 1e12, count * device.bytes_per_second / 1e12
@@ -126,20 +157,20 @@ def draw_roofline(
                 va="bottom" if up > 0 else "top",
                 ha="left" if up < 0 else ("center" if flat else "right"),
                 color=colour,
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0},  # the ridge does not run through words
             )
     ceilings = f"compute: {si(peak * 1e12, 'FLOP/s')}\nmemory: {si(bandwidth * 1e12, 'B/s')}"
     axes.text(0.02, 0.98, ceilings, va="top", transform=axes.transAxes)
-    axes.text(ridge, left * bandwidth / 1.7, f" ridge: {ridge:,.0f} FLOP/byte", va="bottom", color="#555555")
+    axes.text(
+        ridge,
+        left * bandwidth / 1.7,
+        f" ridge: {ridge:,.{0 if ridge >= 10 else 2}f} FLOP/byte",
+        va="bottom",
+        color="#555555",
+    )
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter("{x:,g}")
-    axes.set_xlabel("arithmetic intensity, FLOP per byte moved")
-    axes.set_ylabel("attainable rate, TFLOP/s")
-    memory = f"{count * device.memory / 1e9:,.0f} GB"
-    axes.set_title(
-        f"{name} on {count} x {device.name}: prefill and decode under the roofline\n"
-        f"({context:,} tokens of context, {format.name}; hollow: the batch does not fit in {memory})"
-    )
-    _save(figure, path)
+    save(figure, path)
 
 
 def _close_together(points: Mapping[int, float], ridge: float, span: float) -> list[tuple[list[int], float]]:
@@ -158,69 +189,27 @@ def _close_together(points: Mapping[int, float], ridge: float, span: float) -> l
     return [(group, math.sqrt(points[group[0]] * points[group[-1]])) for group in groups]
 
 
-def _figure(path: Path) -> tuple[Any, Any]:
-    if path.suffix not in (".svg", ".png"):
-        raise ValueError(f"a picture's file must end in .svg or .png, got {path}")
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError("pictures need matplotlib: pip install 'minikv[plot]'") from None
-    # Equal pictures become equal files.
-    matplotlib.rcParams.update({"svg.hashsalt": "minikv", "svg.fonttype": "none", "font.size": 10})
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.add_subplot()
-    axes.grid(True, which="major", color="#dddddd", linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure, axes
-
-
-def _plot_lines(axes: Any, x: Sequence[int], lines: Mapping[str, Sequence[float]]) -> None:
-    """Draw lines of different dash and marker, each named to the right of its end, names spread until none overlap."""
-    ends = []
-    for i, (name, y) in enumerate(lines.items()):
-        dash, marker = LINES[i % len(LINES)]
-        colour = COLOURS[i % len(COLOURS)]
-        axes.plot(x, y, dash, marker=marker, markersize=4, linewidth=1.5, color=colour)
-        last = max(j for j, value in enumerate(y) if math.isfinite(value))
-        ends.append((math.log(y[last]), name, x[last], y[last], colour))
-    axes.autoscale_view()
-    low, high = map(math.log, axes.get_ylim())
-    gap, height = (high - low) / 24, -math.inf
-    for at, name, end, value, colour in sorted(ends):
-        height = max(at, height + gap)
-        axes.annotate(
-            name,
-            (end, value),
-            xytext=(x[-1] * 1.35, math.exp(height)),
-            va="center",
-            color=colour,
-            annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 3},
-        )
-
-
-def _count_axis(axis: Any, ticks: Sequence[int]) -> None:
-    axis.set_ticks(ticks, [f"{tick // 1024}k" if tick >= 1024 else str(tick) for tick in ticks])
-    axis.set_ticks([], minor=True)
-
-
-def _save(figure: Any, path: Path) -> None:
-    metadata = {"Date": None} if path.suffix == ".svg" else {}
-    figure.savefig(path, dpi=110, metadata=metadata)
-
-
 def main(argv: Sequence[str]) -> int:
-    """Draw the pictures that the documentation shows into the folder named by the only argument."""
-    if len(argv) != 1:
+    """Draw the pictures that the documentation shows, each as .svg and .png, into the folder named by the argument."""
+    if len(argv) != 1 or argv[0].startswith("-"):
         print("usage: python -m minikv.pictures DIR", file=sys.stderr)
         return 2
     folder = Path(argv[0])
     folder.mkdir(parents=True, exist_ok=True)
-    ten = {name: models()[name].config for name in TEN_MODELS}
-    draw_context(ten, folder / "cache-against-context.svg")
-    draw_roofline("llama-3-8b", ten["llama-3-8b"], devices()["h100"], folder / "roofline.svg")
-    draw_fits(ten, devices()["h200"], folder / "what-fits.svg")
+    ten, h100, h200 = {name: models()[name].config for name in TEN_MODELS}, devices()["h100"], devices()["h200"]
+    timed = dict(next_token(get_backend("numpy"), (64, 128, 256, 512, 1024, 2048)))
+    cached, again = ([told[name]["median"] for told in timed.values()] for name in ("cached", "recomputed"))
+    pictures: dict[str, Callable[[Path], None]] = {
+        "cache-against-context": lambda path: draw_context(ten, path),
+        "full-mixed-windowed": lambda path: draw_stacks("gemma-3-27b", ten["gemma-3-27b"], path),
+        "cached-against-recomputed": lambda path: draw_next_token([*timed], again, cached, SMALL, path),
+        "roofline": lambda path: draw_roofline("llama-3-8b", ten["llama-3-8b"], h100, path),
+        "what-fits": lambda path: draw_fits(ten, h200, path),
+    }
+    for name, draw in pictures.items():
+        for ending in ENDINGS:
+            draw(folder / f"{name}{ending}")
+            print(folder / f"{name}{ending}")
     return 0
 
 

@@ -94,7 +94,7 @@ def test_kv_cache(run: Run, tmp_path: Path) -> None:
     for n in (64, 128):
         assert output.rows("tokens")[str(n)][1:3] == [f"{(n + 1) / 2:,.1f}x", "2.0x"]
     assert output.rows("text 1 user")["4,096"] == ["2.15 GB", "17.2 GB", "68.7 GB"]
-    assert "Time for one more token" in picture.read_text(encoding="utf-8")
+    assert "Time of one more token" in picture.read_text(encoding="utf-8")
 
 
 def test_prefill_decode(run: Run) -> None:
@@ -259,6 +259,8 @@ def test_an_interrupt_ends_politely(
     [
         ("01_kv_cache.py", "--backend", "nump"),
         ("01_kv_cache.py", "--longest", "3"),
+        ("04_sliding_window.py", "--plot", "picture.pdf"),
+        ("07_mixed_stack.py", "--plot", "nowhere/picture.svg"),
         ("02_prefill_decode.py", "--context", "1"),
         ("05_generate.py", "nowhere.gguf"),
         ("07_mixed_stack.py", "--window", "0"),
