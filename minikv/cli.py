@@ -88,7 +88,7 @@ def _add_cost(commands: Any) -> None:
         run_cost,
         "memory, operations and best times of models",
         "Say what caches and weights take, what fits, and what steps cost at best.",
-        "example:\n  minikv cost llama-3-8b deepseek-v3 --context 128k --batch 32 --device h200",
+        "example:\n  minikv cost llama-3-8b qwen3-8b --context 8k --batch 32 --device h100",
     )
     known_devices, known_formats, pictures = [*devices(), "this"], list(cost.FORMATS), ("context", "fits", "roofline")
     add("model", nargs="+", type=as_model, metavar="MODEL", help="a preset, a config.json or its folder, a GGUF file")
