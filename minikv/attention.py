@@ -14,10 +14,9 @@ import numpy as np
 
 from .backend import Array, as_positions, namespace, whole
 from .mask import check_window, in_sight, sees_everything, visible
-from .ops import finite_or_zero, soft_cap, widen
+from .ops import FEW_ROWS, finite_or_zero, reshaped, rows_times, soft_cap, widen
 
 BLOCK_SIZE = 64  # what the layers use: a tile of scores then fits a core's cache (docs/speed.md)
-FEW_ROWS = 16  # below this many query rows per key/value head, k qᵀ is quicker than q kᵀ (docs/speed.md)
 
 
 def attention(
@@ -110,8 +109,11 @@ def _attend_tile(
     q, k, v = widen(q) * scale, widen(k), widen(v)
     (B, N, T, H), (K, S) = q.shape, k.shape[1:3]
     # The G query heads of a group are rows of one product with their key/value head: nothing is repeated.
-    scores = _scores(xp.reshape(q, (B, K, (N // K) * T, H)), k)
-    scores = soft_cap(xp.reshape(scores, (B, N, T, S)), softcap)
+    rows = xp.reshape(q, (B, K, (N // K) * T, H))
+    R = rows.shape[2]
+    if 1 < R < FEW_ROWS:  # rows in fours, which matrix libraries are made for (docs/speed.md)
+        rows = xp.concat([rows, xp.zeros_like(rows[:, :, : -R % 4, :])], axis=2)
+    scores = soft_cap(reshaped(rows_times(rows, k)[:, :, :R, :], (B, N, T, S)), softcap)
     all_seen = sees_everything(q_pos, k_pos, window)
     if (k_pos < 0).any():  # an empty row may hold anything, and 0 · NaN is NaN
         v = xp.where(xp.asarray(k_pos >= 0)[:, None, :, None], v, 0.0)
@@ -129,19 +131,6 @@ def _attend_tile(
     empty = total == 0
     total = xp.where(empty, 1.0, total)
     return out / total, xp.where(empty, -math.inf, peak + xp.log(total))[..., 0]
-
-
-def _scores(q: Array, k: Array) -> Array:
-    """Multiply every query row with every key: q [B, K, R, H] and k [B, K, S, H] -> [B, K, R, S]."""
-    xp, (B, K, R, H) = namespace(q, k), q.shape
-    if R >= FEW_ROWS:
-        return xp.matmul(q, xp.matrix_transpose(k))
-    if R == 1:
-        q = xp.reshape(q, (B, K, H, 1))  # a vector, which the transpose of a row is not to NumPy
-    else:  # rows in fours, which matrix libraries are made for
-        q = xp.matrix_transpose(xp.concat([q, xp.zeros_like(q[:, :, : -R % 4, :])], axis=2))
-    scores = xp.matrix_transpose(xp.matmul(k, q)[..., :R])
-    return xp.reshape(xp.reshape(scores, (-1,)), scores.shape)  # a copy, contiguous again for the passes to come
 
 
 def _nothing(q: Array, v: Array) -> tuple[Array, Array]:

@@ -20,7 +20,7 @@ from .attention import BLOCK_SIZE, attention, merge_heads
 from .backend import Array, namespace
 from .caches import Cache
 from .config import ModelConfig
-from .ops import linear, rms_norm
+from .ops import linear, rms_norm, rows_times
 from .rope import rotate, yarn_score_factor
 
 
@@ -77,8 +77,8 @@ class LatentAttention:
         xp, c = namespace(row), self.config
         latent, k_rope = row[..., : c.kv_lora_rank], row[..., c.kv_lora_rank :]
         up_k, up_v = self._up()
-        k_nope = xp.matmul(latent, xp.matrix_transpose(up_k))  # [B, 1, S, C] and [N, C, P] -> [B, N, S, P]
-        v = xp.matmul(latent, xp.matrix_transpose(up_v))
+        k_nope = rows_times(latent, up_k)  # [B, 1, S, C] and [N, P, C] -> [B, N, S, P]
+        v = rows_times(latent, up_v)
         k_rope = xp.broadcast_to(k_rope, (*k_nope.shape[:3], c.qk_rope_head_dim))
         q, k = xp.concat([q_nope, q_rope], axis=-1), xp.concat([k_nope, k_rope], axis=-1)
         return self._attention(q, k, v, pos, k_pos)
@@ -90,7 +90,7 @@ class LatentAttention:
         up_k, up_v = self._up()
         q = xp.concat([xp.matmul(q_nope, up_k), q_rope], axis=-1)  # [B, N, T, P] and [N, P, C] -> [B, N, T, C+R]
         mixed = self._attention(q, row, row[..., : c.kv_lora_rank], pos, k_pos)  # [B, N, T, C]
-        return xp.matmul(mixed, xp.matrix_transpose(up_v))
+        return rows_times(mixed, up_v)
 
     def _attention(self, q: Array, k: Array, v: Array, pos: np.ndarray, k_pos: np.ndarray) -> Array:
         return attention(

@@ -12,12 +12,40 @@ from typing import Any
 
 from .backend import Array, namespace
 
+FEW_ROWS = 32  # up to here w xᵀ is quicker than x wᵀ (docs/speed.md)
+
 
 def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
-    """Multiply by a weight matrix stored `[out, in]`: y = x weightᵀ + bias. x [..., in] -> [..., out]."""
-    xp = namespace(x, weight, bias)
-    y = xp.matmul(x, xp.matrix_transpose(weight))
+    """Multiply by a weight matrix stored `[out, in]`: y = x weightᵀ + bias. x [..., in] -> [..., out].
+
+    A stack of matrices [..., out, in] takes a stack of rows [..., rows, in].
+    """
+    if weight.ndim > 2:
+        y = rows_times(x, weight)
+    else:  # all rows in one product, whatever the batch, so that the weights are read once
+        rows = namespace(x).reshape(x, (-1, x.shape[-1]))
+        y = reshaped(rows_times(rows, weight), (*x.shape[:-1], weight.shape[0]))
     return y if bias is None else y + bias
+
+
+def rows_times(x: Array, w: Array) -> Array:
+    """Multiply every row of x with every row of w: x wᵀ, x [..., R, D] and w [..., S, D] -> [..., R, S].
+
+    w is the large one, weights or keys, and lies in memory row by row. When x has few rows, w is taken as it lies:
+    turning it around costs more than the product then, and some libraries would make a copy of it.
+    """
+    xp, (R, D) = namespace(x, w), x.shape[-2:]
+    if R > FEW_ROWS:
+        return xp.matmul(x, xp.matrix_transpose(w))
+    # One row becomes a vector, which its transpose is not to NumPy.
+    columns = xp.reshape(x, (*x.shape[:-2], D, 1)) if R == 1 else xp.matrix_transpose(x)
+    return xp.matrix_transpose(xp.matmul(w, columns))
+
+
+def reshaped(x: Array, shape: tuple[int, ...]) -> Array:
+    """Reshape to a contiguous array, whatever lay where before: the passes over it to come are quicker then."""
+    xp = namespace(x)
+    return xp.reshape(xp.reshape(x, (-1,)), shape)
 
 
 def widen(x: Array) -> Array:
