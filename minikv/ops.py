@@ -37,9 +37,9 @@ def rows_times(x: Array, w: Array) -> Array:
     xp, (R, D) = namespace(x, w), x.shape[-2:]
     if R > FEW_ROWS:
         return xp.matmul(x, xp.matrix_transpose(w))
-    # One row becomes a vector, which its transpose is not to NumPy.
-    columns = xp.reshape(x, (*x.shape[:-2], D, 1)) if R == 1 else xp.matrix_transpose(x)
-    return xp.matrix_transpose(xp.matmul(w, columns))
+    if R < 4:  # a product with a vector for each: they stream w, and from the second row on out of a cache
+        return xp.matmul(w[..., None, :, :], xp.reshape(x, (*x.shape[:-2], R, D, 1)))[..., 0]
+    return xp.matrix_transpose(xp.matmul(w, xp.matrix_transpose(x)))
 
 
 def reshaped(x: Array, shape: tuple[int, ...]) -> Array:
