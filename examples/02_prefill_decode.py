@@ -25,8 +25,9 @@ CONFIG = ModelConfig(vocab_size=8192, d_model=768, n_layers=6, n_heads=12, n_kv_
 def main(argv: Sequence[str] | None = None) -> None:
     """Count and measure a prefill and decode steps of several batches on one model."""
     arguments = parser(__doc__)
-    arguments.add_argument("--context", type=as_count, default=512, metavar="N", help="tokens (default 512)")
-    arguments.add_argument("--batches", type=as_count, nargs="+", default=[1, 4, 16], metavar="B", help="of decode")
+    add, batches = arguments.add_argument, [1, 4, 16]
+    add("--context", type=as_count, default=512, metavar="N", help="tokens in sight of the newest (default 512)")
+    add("--batches", type=as_count, nargs="+", default=batches, metavar="B", help="to decode in (default 1 4 16)")
     options = arguments.parse_args(argv)
     if options.context < 2:
         raise ValueError(f"--context must be at least 2, got {options.context}")

@@ -51,7 +51,7 @@ def draw_lines(
         axes.plot(
             x[1],
             values,
-            DASHES[i % 4] + MARKERS[i // 4 % 4],
+            DASHES[(i + i // 4) % 4] + MARKERS[i % 4],
             color=COLOURS[i % len(COLOURS)],
             linewidth=1.5,
             markersize=7.5 - 5 * i / len(lines),  # where lines lie on each other, the small is seen inside the large
