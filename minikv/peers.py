@@ -6,6 +6,7 @@ but `bench.py` imports this file.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -81,14 +82,17 @@ def transformers_llama(model: Model) -> Peer | None:
 
         return run
 
+    # transformers has renamed it; the old name warns, and is to go.
+    word = "cache" if "cache" in inspect.signature(peer.forward).parameters else "past_key_values"
+
     def decoder(prompt: np.ndarray) -> Callable[[], Any]:
         with torch.inference_mode():
-            cache = peer(torch.from_numpy(prompt), use_cache=True, logits_to_keep=1).past_key_values
+            cache = peer(torch.from_numpy(prompt), use_cache=True, logits_to_keep=1)[word]
         token = torch.ones((1, 1), dtype=torch.long)
 
         def run() -> Any:
             with torch.inference_mode():
-                return peer(token, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+                return peer(token, **{word: cache}, use_cache=True, logits_to_keep=1).logits
 
         return run
 
