@@ -84,10 +84,12 @@ def _times(told: Any) -> str:
 
 
 def _short(value: Any) -> str:
-    """Write a number with three digits, a float without a power: 1.10, 0.0228, 310."""
-    if not isinstance(value, float):
-        return si(value, "").strip() if isinstance(value, int) else str(value)
-    return f"{value:,.{min(max(2 - math.floor(math.log10(value)), 0), 4)}f}" if value else "0"
+    """Write a number with three digits or a little more: 1.10, 0.0228, 1,186, 1.05 M."""
+    if isinstance(value, float):
+        return f"{value:,.{min(max(2 - math.floor(math.log10(value)), 0), 4)}f}" if value else "0"
+    if isinstance(value, int):
+        return f"{value:,}" if value < 10_000 else si(value, "").strip()
+    return str(value)
 
 
 def alternate(parties: Mapping[str, Callable[[], Any] | None], backend: Backend, repeats: int) -> dict[str, Any]:

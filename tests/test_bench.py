@@ -52,6 +52,7 @@ def test_a_table_is_narrow_and_says_what_a_ratio_means(capsys: pytest.CaptureFix
     table.add("attention over 4096 tokens", **{"in blocks": seconds(4.8), "whole": seconds(9.6)}, **peaks)
     table.add("decode, context 128", minikv=seconds(0.0381), transformers=bench.MISSING)
     table.add("ceilings", GFLOP_per_s=310.2, share=0.02284)
+    table.add("transformers", seconds=16.83, peak_MB=1186, bytes_each=1048576)
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == ["", "Time of a step"] and max(map(len, lines)) <= 120
     text = "\n".join(" ".join(line.split()) for line in lines)
@@ -61,6 +62,7 @@ def test_a_table_is_narrow_and_says_what_a_ratio_means(capsys: pytest.CaptureFix
         "attention over 4096 tokens in blocks 4,800 ms (4,560-5,280) in blocks peak_MB 14.5 whole peak_MB 1,640",
         "decode, context 128 minikv 38.1 ms (36.2-41.9)\ntransformers missing (pip install 'minikv[bench]')",
         "ceilings GFLOP_per_s 310 share 0.0228",
+        "transformers seconds 16.8 peak_MB 1,186 bytes_each 1.05 M",
     ):
         assert told in text
     assert table.rows[0] == {"case": "batch 8, heads 32/32, 16384 keys", **times, "GB_per_s": 1717.123}
