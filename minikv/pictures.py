@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import math
 import sys
+from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from . import cost
+from .arguments import Parser
 from .backend import get_backend
 from .bench import SMALL, next_token
 from .config import ModelConfig
-from .drawing import ENDINGS, draw_lines, new_figure, save
+from .drawing import ENDINGS, as_picture, draw_lines, new_figure, save
 from .presets import devices, models
 from .report import si
 
@@ -191,11 +193,14 @@ def _close_together(points: Mapping[int, float], ridge: float, span: float) -> l
 
 def main(argv: Sequence[str]) -> int:
     """Draw the pictures that the documentation shows, each as .svg and .png, into the folder named by the argument."""
-    if len(argv) != 1 or argv[0].startswith("-"):
-        print("usage: python -m minikv.pictures DIR", file=sys.stderr)
-        return 2
-    folder = Path(argv[0])
-    folder.mkdir(parents=True, exist_ok=True)
+    parser = Parser(prog="python -m minikv.pictures", description=main.__doc__)
+    parser.add_argument("folder", type=Path, metavar="DIR")
+    folder: Path = parser.parse_args(argv).folder
+    try:  # before anything is timed
+        folder.mkdir(parents=True, exist_ok=True)
+        as_picture(str(folder / "roofline.svg"))
+    except (OSError, ArgumentTypeError) as error:
+        parser.error(str(error))
     ten, h100, h200 = {name: models()[name].config for name in TEN_MODELS}, devices()["h100"], devices()["h200"]
     timed = dict(next_token(get_backend("numpy"), (64, 128, 256, 512, 1024, 2048)))
     cached, again = ([told[name]["median"] for told in timed.values()] for name in ("cached", "recomputed"))

@@ -199,5 +199,26 @@ def test_the_pages_show_the_pictures_that_are_drawn(
             assert words_of(file) == words_of(DOCS / "pictures" / file.name), f"make pictures: {file.name} is old"
 
 
-def test_the_module_wants_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
-    assert pictures.main([]) == 2 and capsys.readouterr().err == "usage: python -m minikv.pictures DIR\n"
+@pytest.mark.parametrize(
+    ("arguments", "told"), [([], "required: DIR"), (["file/folder"], "Not a directory"), (["a", "b"], "b")]
+)
+def test_the_module_wants_a_folder(
+    arguments: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pictures, "next_token", lambda *arguments: pytest.fail("timed before it was refused"))
+    Path("file").touch()
+    with pytest.raises(SystemExit) as end:
+        pictures.main(arguments)
+    error = capsys.readouterr().err
+    assert end.value.code == 2 and error.count("\n") == 1 and told in error
+
+
+def test_no_matplotlib_is_said_before_anything_is_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(drawing, "find_spec", lambda name: None)
+    monkeypatch.setattr(pictures, "next_token", lambda *arguments: pytest.fail("timed before it was refused"))
+    with pytest.raises(SystemExit):
+        pictures.main([str(tmp_path)])
+    assert "pip install 'minikv[plot]'" in capsys.readouterr().err
