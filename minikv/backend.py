@@ -48,6 +48,8 @@ def namespace(*arrays: Array) -> Any:
 
 
 def _library(array: Array) -> Any:
+    if type(array) is np.ndarray:  # a quarter of the time, some five hundred times a step
+        return np
     if hasattr(array, "__array_namespace__"):
         return array.__array_namespace__()
     if type(array).__module__.partition(".")[0] == "cupy":  # follows the standard, but its arrays do not say so
