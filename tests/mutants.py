@@ -163,7 +163,9 @@ FAULTS = [
           "test_caches.py"),
     fault("positions may repeat", "caches/base.py", "(pos <= before)", "(pos < before)", "test_caches.py"),
     fault("a failed step is not undone in the ring", "caches/rolling.py",
-          'if self._overwritten is not mark["_overwritten"]:', "if False:", "test_caches.py", "test_model.py"),
+          'reversed(mark["_overwritten"])', "[]", "test_caches.py", "test_model.py"),
+    fault("a step of several pieces is undone from its first piece on", "caches/rolling.py",
+          'reversed(mark["_overwritten"])', 'mark["_overwritten"]', "test_caches.py"),
     fault("an interrupt leaves half a step behind", "caches/base.py", "except BaseException:", "except Exception:",
           "test_model.py"),
     # The model.

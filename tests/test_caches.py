@@ -253,12 +253,17 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.given)
     @rule(data=st.data())
     def step_that_fails(self, data: st.DataObject) -> None:
-        """A step marks every cache, extends some, and goes back."""
+        """A step marks every cache, extends some, perhaps in several pieces, and goes back."""
         mark = self.cache.mark()
         pos, serials = self.plan(data, self.lengths())
         if self.capacity is None or self.slots + pos.shape[1] <= self.capacity:
-            self.put(self.cache, pos, np.where(serials == PADDING, PADDING, PROBE))
+            probes = np.where(serials == PADDING, PADDING, PROBE)
+            cut = data.draw(st.integers(0, pos.shape[1]))
+            for piece in (slice(0, cut), slice(cut, None)):
+                if pos[:, piece].size:
+                    self.put(self.cache, pos[:, piece], probes[:, piece])
         self.cache.restore(mark)
+        self.cache.release()
 
     @invariant()
     def lengths_agree(self) -> None:

@@ -104,12 +104,15 @@ class Cache:
         self._reorder(index)
 
     def mark(self) -> dict[str, Any]:
-        """Remember the present state, at next to no cost, for `restore` after at most one further call."""
+        """Remember the present state, at next to no cost, for `restore` after any number of extends or one truncate."""
         return dict(vars(self))
 
     def restore(self, mark: dict[str, Any]) -> None:
         """Go back to the state at `mark`, contents included."""
         vars(self).update(mark)
+
+    def release(self) -> None:
+        """Let go of what was kept for `restore` alone."""
 
     def _store(self, pos: np.ndarray, rows: tuple[Array, ...]) -> tuple[Any, ...]:
         raise NotImplementedError
@@ -178,6 +181,9 @@ def all_or_none(caches: Sequence[Cache]) -> Iterator[None]:
         for cache, mark in zip(caches, marks, strict=True):
             cache.restore(mark)
         raise
+    finally:
+        for cache in caches:
+            cache.release()
 
 
 def truncate_all(caches: Sequence[Cache], length: int) -> None:

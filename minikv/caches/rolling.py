@@ -39,8 +39,8 @@ class RollingCache(Cache):
         self.window: int = whole(window, "window")
         # The largest position that each row of the batch has forgotten; -1: none.
         self._lost = np.empty(0, dtype=np.int64)
-        # What the last step wrote over, for restore(): (which ring, where, the rows that stood there).
-        self._overwritten: list[tuple[int, Any, Array]] = []
+        # What was written over since mark(), for restore(): (which ring, where, the rows that stood there).
+        self._overwritten: list[tuple[int, Any, Array]] | None = None
 
     def _store(self, pos: np.ndarray, rows: tuple[Array, ...]) -> tuple[Any, ...]:
         xp, (batch, time) = namespace(*rows), pos.shape
@@ -60,10 +60,9 @@ class RollingCache(Cache):
         oldest = both.max(axis=1, keepdims=True, initial=-1) - self.window + 1  # of the positions that stay
         self._lost = np.maximum(self._lost, np.where(both < oldest, both, -1).max(axis=1, initial=-1))
         ring_pos = np.where(self._pos < oldest, -1, self._pos)
-        self._overwritten = []
         for b, s, t in _moves(pos, (pos >= 0) & (pos >= oldest), self.window):
             for i, (ring, new) in enumerate(zip(self._rows, rows, strict=True)):
-                if (self._pos[b, s] >= 0).any():
+                if self._overwritten is not None and (self._pos[b, s] >= 0).any():
                     self._overwritten.append((i, (b, slice(None), s), xp.asarray(ring[b, :, s, :], copy=True)))
                 ring[b, :, s, :] = new[b, :, t, :]
             ring_pos[b, s] = pos[b, t]
@@ -73,12 +72,20 @@ class RollingCache(Cache):
             seen = (frozen(self._pos[:, :used]), *(ring[:, :, :used, :] for ring in self._rows))
         return seen
 
+    def mark(self) -> dict[str, Any]:
+        """Begin to keep what is written over."""
+        self._overwritten = []
+        return super().mark()
+
     def restore(self, mark: dict[str, Any]) -> None:
-        """Go back to the state at `mark`, contents included: what the last step overwrote is put back."""
-        if self._overwritten is not mark["_overwritten"]:
-            for i, where, rows in self._overwritten:
-                self._rows[i][(*where, slice(None))] = rows
+        """Put it back, the newest first, and go back to the state at `mark`."""
+        for i, where, rows in reversed(mark["_overwritten"]):
+            self._rows[i][(*where, slice(None))] = rows
         super().restore(mark)
+
+    def release(self) -> None:
+        """Let go of it."""
+        self._overwritten = None
 
     def _keep_below(self, length: int) -> None:
         pos = drop_from(self._pos, length)
