@@ -10,6 +10,7 @@ from .config import ModelConfig, weight_shapes
 from .generate import Generation, GenerationStats, generate
 from .mask import visible
 from .model import Model, random_model
+from .prefill import prefill
 from .weights import load
 
 __version__ = "0.1.0"
@@ -31,6 +32,7 @@ __all__ = [
     "load",
     "merge_attention",
     "namespace",
+    "prefill",
     "random_model",
     "truncate_all",
     "visible",

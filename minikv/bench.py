@@ -34,6 +34,7 @@ from .config import ModelConfig
 from .mla import LatentAttention
 from .model import Model, random_model
 from .peers import textbook_llama, torch_attention, transformers_llama
+from .prefill import prefill
 from .presets import models
 from .presets.measure import measure_this
 from .report import si
@@ -143,7 +144,7 @@ def bench_model(backend: Backend, quick: bool) -> Table:
         table.add("decode, context 128", **alternate(parties, backend, 2 if quick else 5))
     for length, quick_repeats in ((512, 3), (2048, 2)):
         prompt = rng.integers(0, config.vocab_size, (1, length))
-        parties = {"minikv": partial(model.step, prompt, last=1)}
+        parties = {"minikv": partial(prefill, model, prompt, last=1)}
         parties |= {name: peer.prefill(prompt) if peer else None for name, peer in peers.items()}
         table.add(f"prefill, {length} tokens", **alternate(parties, backend, quick_repeats if quick else 5))
     return table
@@ -151,7 +152,7 @@ def bench_model(backend: Backend, quick: bool) -> Table:
 
 def _decoder(model: Model, prompt: np.ndarray) -> Callable[[], Any]:
     caches = model.new_caches()
-    model.step(prompt, caches, last=1)
+    prefill(model, prompt, caches, last=1)
     return lambda: model.step([[1]], caches, last=1)
 
 
@@ -315,7 +316,7 @@ def bench_share(backend: Backend, quick: bool) -> Table:
     prompt = rng.integers(0, config.vocab_size, (1, 512))
     parties: dict[str, Callable[[], Any]] = {
         "decode": _decoder(model, prompt),
-        "prefill": partial(model.step, prompt, last=1),
+        "prefill": partial(prefill, model, prompt, last=1),
     }
     told = alternate(parties, backend, 3 if quick else 9)
     for name, (new, past) in {"decode": (1, 512), "prefill": (512, 0)}.items():
@@ -332,7 +333,7 @@ def bench_share(backend: Backend, quick: bool) -> Table:
 def about_this_machine(backend: Backend) -> dict[str, Any]:
     """Name the machine, the versions and the thread counts that a result belongs to."""
     versions = {"python": platform.python_version(), "numpy": np.__version__}
-    for package in ("torch", "transformers", "cupy-cuda12x", "cupy-cuda13x"):
+    for package in ("threadpoolctl", "torch", "transformers", "cupy-cuda12x", "cupy-cuda13x"):
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

@@ -15,6 +15,7 @@ import numpy as np
 
 from .backend import Array, Backend, as_integers, namespace, whole
 from .model import Model
+from .prefill import prefill
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ def generate(
         new = text[caches[0].length :]
         size = prefill_chunk or len(new)
         for start in range(0, len(new), size):
-            logits = model.step([new[start : start + size]], caches, last=1)
+            logits = prefill(model, [new[start : start + size]], caches, last=1)
         return logits[0, 0, :]
 
     while len(ids) < max_new_tokens and not (ids and ids[-1] in stop_ids):

@@ -8,7 +8,7 @@ matter.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -111,22 +111,34 @@ class Model:
         not fit. Whatever fails, in whichever layer: every cache keeps what it had.
         """
         caches = self.new_caches() if caches is None else caches
-        tokens, pos = self._checked(tokens, caches, pos, last)
-        xp, w = namespace(self.weights["embed"]), self.weights
+        tokens, pos = self.checked(tokens, caches, pos, last)
         with all_or_none(caches):
-            flat = xp.asarray(tokens.reshape(-1))
-            x = xp.reshape(xp.take(w["embed"], flat, axis=0), (*tokens.shape, self.config.d_model))
-            if self.config.embed_scale != 1.0:
-                x = x * self.config.embed_scale
-            if self.config.rope_theta is None:
-                flat = xp.asarray(np.maximum(pos, 0).reshape(-1))
-                x = x + xp.reshape(xp.take(w["positions"], flat, axis=0), x.shape)
-            rotary = {window: self._tables(pos, *rope) for window, rope in self._rope.items()}
-            for layer, cache in zip(self.layers, caches, strict=True):
-                x = layer(x, pos, rotary.get(layer.window), cache)
-            x = x if last is None else x[:, x.shape[1] - last :, :]
-            x = norm(x, w, "final_norm", self.config)
-            return soft_cap(linear(x, w.get("head", w["embed"])), self.config.final_softcap)
+            *_, x = self.layer_by_layer(tokens, pos, caches)
+            return self.logits(x, last)
+
+    def layer_by_layer(self, tokens: np.ndarray, pos: np.ndarray, caches: Sequence[Cache]) -> Iterator[Array]:
+        """Compute what the residual stream holds behind each layer, [B, T, D], a layer each time the next is asked for.
+
+        tokens and pos are those that `checked` returned.
+        """
+        xp, w = namespace(self.weights["embed"]), self.weights
+        flat = xp.asarray(tokens.reshape(-1))
+        x = xp.reshape(xp.take(w["embed"], flat, axis=0), (*tokens.shape, self.config.d_model))
+        if self.config.embed_scale != 1.0:
+            x = x * self.config.embed_scale
+        if self.config.rope_theta is None:
+            flat = xp.asarray(np.maximum(pos, 0).reshape(-1))
+            x = x + xp.reshape(xp.take(w["positions"], flat, axis=0), x.shape)
+        rotary = {window: self._tables(pos, *rope) for window, rope in self._rope.items()}
+        for layer, cache in zip(self.layers, caches, strict=True):
+            x = layer(x, pos, rotary.get(layer.window), cache)
+            yield x
+
+    def logits(self, x: Array, last: int | None = None) -> Array:
+        """Map what comes out of the last layer to logits: [B, T, D] -> [B, T or `last`, vocab_size]."""
+        x = x if last is None else x[:, x.shape[1] - last :, :]
+        x = norm(x, self.weights, "final_norm", self.config)
+        return soft_cap(linear(x, self.weights.get("head", self.weights["embed"])), self.config.final_softcap)
 
     def to(self, backend: str | Backend, dtype: str | None = None) -> Model:
         """Return the model with its weights in another array library, or as another type."""
@@ -139,9 +151,10 @@ class Model:
         cos, sin = rope_tables(np.maximum(pos, 0), frequencies, factor)
         return xp.asarray(cos, dtype=self.dtype), xp.asarray(sin, dtype=self.dtype)
 
-    def _checked(
+    def checked(
         self, tokens: Any, caches: Sequence[Cache], pos: Any, last: int | None
     ) -> tuple[np.ndarray, np.ndarray]:
+        """Return tokens and positions of a step as NumPy arrays [B, T], or raise what `step` promises to."""
         tokens = as_integers(tokens, "tokens")
         if tokens.ndim != 2 or not tokens.size:
             raise ValueError(f"tokens must have axes [B, T] and at least one token, got shape {tokens.shape}")

@@ -122,13 +122,13 @@ class Feed:
         return np.array(rows, dtype=np.int64)
 
 
-def run(model: minikv.Model, caches: list[Any] | None, feed: Feed) -> list[np.ndarray]:
+def run(model: minikv.Model, caches: list[Any] | None, feed: Feed, step: Any = minikv.Model.step) -> list[np.ndarray]:
     """Feed every step; returns each text's logits [its length, vocab], whatever batch and steps they came in."""
     vocab = model.config.vocab_size
     found = [np.full((len(text), vocab), np.nan) for text in feed.texts]
     out: np.ndarray = np.zeros(0)
     for pos in feed.steps:
-        out = host(model.step(feed.tokens(pos), caches, pos if feed.explicit else None))
+        out = host(step(model, feed.tokens(pos), caches, pos if feed.explicit else None))
         for b, row in enumerate(pos):
             for t, p in enumerate(row):
                 if p >= 0:

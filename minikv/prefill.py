@@ -1,0 +1,107 @@
+"""How does a long prompt use all cores of a CPU?
+
+Matrix products spread over the cores by themselves, but everything between them, half of a long prefill, runs on one.
+So the prompt is cut into a piece per core, and every piece runs by itself, one layer behind the piece before it, whose
+keys it needs:
+
+    core 0    layer 0 | layer 1 | layer 2 | ...        tokens    0.. 800
+    core 1              layer 0 | layer 1 | layer 2    tokens  800..1400
+
+That the logits stay the same is the theorem of `model.py`. What a step is, one piece or all, is not known here.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache as once
+from threading import Event, Semaphore
+from typing import Any
+
+from .backend import Array, namespace
+from .caches import Cache, all_or_none
+from .config import ModelConfig
+from .cost import step_cost, total
+from .model import Model
+
+LEAST = 128  # tokens of a piece: with fewer, products would wait for the weights rather than compute
+
+
+def prefill(
+    model: Model, tokens: Any, caches: Sequence[Cache] | None = None, pos: Any = None, *, last: int | None = None
+) -> Array:
+    """Do what `model.step` does, with the same arguments, result and errors, on all cores where that is quicker.
+
+    It is for long prompts on NumPy with threadpoolctl installed (`minikv[threads]`), by whose count of threads it goes.
+    While it runs, the matrix products of the whole process keep to the thread that calls them. In every other case it
+    is `model.step`.
+    """
+    caches = model.new_caches() if caches is None else caches
+    tokens, pos = model.checked(tokens, caches, pos, last)
+    cores = matrix_threads() if model.backend.name == "numpy" else 1
+    pieces = cut(model.config, tokens.shape[1], caches[0].length, min(cores, tokens.shape[1] // LEAST))
+    if len(pieces) == 1:
+        return model.step(tokens, caches, pos, last=last)
+    with all_or_none(caches):
+        walks = [model.layer_by_layer(tokens[:, t], pos[:, t], caches) for t in pieces]
+        with matrix_libraries().limit(limits=1):
+            parts = in_step(walks, len(model.layers))
+        return model.logits(namespace(parts[0]).concat(parts, axis=1), last)
+
+
+def cut(config: ModelConfig, new: int, past: int, count: int) -> list[slice]:
+    """Cut `new` tokens behind `past` others into at most `count` pieces of equal work, as `cost.py` counts it.
+
+    A later token sees more keys, so later pieces are shorter.
+    """
+
+    def work(tokens: int) -> float:
+        return total(step_cost(config, 1, tokens, past, absorbed=True)).operations if tokens else 0
+
+    ends = [bisect_left(range(new), i / count * work(new), key=work) for i in range(1, count)]
+    return [slice(start, end) for start, end in zip([0, *ends], [*ends, new], strict=True) if start < end]
+
+
+def in_step(walks: Sequence[Iterator[Array]], length: int) -> list[Array]:
+    """Take `length` items of every iterator, each on a thread of its own and one item behind the one before it.
+
+    Returns the last items. Raises what an iterator raises, when no other is at work any more.
+    """
+    ready = [Semaphore(length), *(Semaphore(0) for _ in walks)]
+    stop = Event()
+
+    def run(i: int) -> Array | None:
+        item = None
+        for _ in range(length):
+            ready[i].acquire()
+            if stop.is_set():
+                break
+            item = next(walks[i])
+            ready[i + 1].release()
+        return item
+
+    pool = ThreadPoolExecutor(len(walks))
+    try:
+        return [future.result() for future in [pool.submit(run, i) for i in range(len(walks))]]
+    finally:
+        stop.set()
+        for semaphore in ready:
+            semaphore.release(length)
+        pool.shutdown()
+
+
+@once
+def matrix_libraries() -> Any:
+    """Find what multiplies matrices in this process, through threadpoolctl; None where that is not installed."""
+    try:
+        import threadpoolctl
+    except ImportError:
+        return None
+    return threadpoolctl.ThreadpoolController().select(user_api="blas")
+
+
+def matrix_threads() -> int:
+    """Tell how many threads a matrix product may use; 1 where nobody knows."""
+    libraries = matrix_libraries()
+    return max((library["num_threads"] for library in libraries.info()), default=1) if libraries else 1
