@@ -123,7 +123,8 @@ def _attend_tile(
     peak = xp.max(scores, axis=-1, keepdims=True)
     if not all_seen:
         peak = finite_or_zero(peak)
-    weights = xp.exp(scores - peak)
+    scores -= peak  # into memory that is at hand, which is quicker than into new (docs/speed.md)
+    weights = xp.exp(scores)
     total = xp.sum(weights, axis=-1, keepdims=True)  # [B, N, T, 1]
     out = xp.reshape(xp.matmul(xp.reshape(weights, (B, K, (N // K) * T, S)), v), (B, N, T, v.shape[-1]))
     if all_seen:

@@ -111,7 +111,10 @@ def sigmoid(x: Array) -> Array:
 def silu(x: Array) -> Array:
     """Compute x · sigmoid(x), as x/2 + x/2 · tanh(x/2) (arXiv 1702.03118, equation 5)."""
     half = 0.5 * x
-    return half + half * namespace(x).tanh(half)
+    y = namespace(x).tanh(half)
+    y *= half
+    y += half
+    return y
 
 
 def gelu_tanh(x: Array) -> Array:
