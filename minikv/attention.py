@@ -68,7 +68,7 @@ def attention(
         raise ValueError(f"softcap must be positive and finite, or None, got {softcap}")
 
     rows = T if block_size is None else block_size
-    columns = S if block_size is None else 8 * block_size * max(1, block_size // max(T, 1))
+    columns = S if block_size is None or T == 1 else 8 * block_size * max(1, block_size // max(T, 1))
 
     def attend_rows(t: slice) -> tuple[Array, Array]:
         tiles = (in_sight(q_pos[:, t], k_pos, s, window) for s in _tiles(S, columns))

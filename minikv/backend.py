@@ -57,6 +57,14 @@ def _library(array: Array) -> Any:
     raise TypeError(f"expected an array, got {type(array).__name__}")
 
 
+def copies_slices(array: Array) -> bool:
+    """Say whether this library's product of stacked matrices copies operands that are not contiguous, as CuPy's does.
+
+    Source: `matmul` in CuPy's _routines_linalg.pyx. A product of two matrices takes them as they lie.
+    """
+    return namespace(array).__name__ == "cupy"
+
+
 def itemsize(array: Array) -> int:
     """Tell how many bytes one element of the array takes (the standard has no name for it)."""
     xp = namespace(array)

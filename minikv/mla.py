@@ -17,7 +17,7 @@ from __future__ import annotations
 import numpy as np
 
 from .attention import BLOCK_SIZE, attention, merge_heads
-from .backend import Array, namespace
+from .backend import Array, copies_slices, namespace
 from .caches import Cache
 from .config import ModelConfig
 from .ops import linear, rms_norm, rows_times
@@ -41,6 +41,7 @@ class LatentAttention:
         width = config.qk_nope_head_dim + config.qk_rope_head_dim
         scale = width**-0.5 if config.attn_scale is None else config.attn_scale
         self.scale = scale * yarn_score_factor(config.rope_scaling)
+        self.up_k, self.up_v = up_projections(config, weights["kv_b"])
 
     def __call__(self, x: Array, pos: np.ndarray, rotary: tuple[Array, Array] | None, cache: Cache) -> Array:
         """Compute one step, x [B, T, D] -> [B, T, D], and let the cache take in one row [B, 1, T, C + R] per token.
@@ -76,9 +77,8 @@ class LatentAttention:
         """Make keys and values of every token in sight, then attend with K = N (equations 42, 44 to 46)."""
         xp, c = namespace(row), self.config
         latent, k_rope = row[..., : c.kv_lora_rank], row[..., c.kv_lora_rank :]
-        up_k, up_v = self._up()
-        k_nope = rows_times(latent, up_k)  # [B, 1, S, C] and [N, P, C] -> [B, N, S, P]
-        v = rows_times(latent, up_v)
+        k_nope = rows_times(latent, self.up_k)  # [B, 1, S, C] and [N, P, C] -> [B, N, S, P]
+        v = rows_times(latent, self.up_v)
         k_rope = xp.broadcast_to(k_rope, (*k_nope.shape[:3], c.qk_rope_head_dim))
         q, k = xp.concat([q_nope, q_rope], axis=-1), xp.concat([k_nope, k_rope], axis=-1)
         return self._attention(q, k, v, pos, k_pos)
@@ -87,10 +87,11 @@ class LatentAttention:
         """Carry the queries into the latent's space, attend with K = 1, and expand what comes out (section 2.1.2,
         end)."""
         xp, c = namespace(row), self.config
-        up_k, up_v = self._up()
-        q = xp.concat([xp.matmul(q_nope, up_k), q_rope], axis=-1)  # [B, N, T, P] and [N, P, C] -> [B, N, T, C+R]
-        mixed = self._attention(q, row, row[..., : c.kv_lora_rank], pos, k_pos)  # [B, N, T, C]
-        return rows_times(mixed, up_v)
+        q = xp.concat([xp.matmul(q_nope, self.up_k), q_rope], axis=-1)  # [B, N, T, P] and [N, P, C] -> [B, N, T, C+R]
+        # The values are the latents, a slice of the rows. Mixing whole rows and dropping the rest spares a copy of it.
+        v = row if copies_slices(row) else row[..., : c.kv_lora_rank]
+        mixed = self._attention(q, row, v, pos, k_pos)[..., : c.kv_lora_rank]  # [B, N, T, C]
+        return rows_times(mixed, self.up_v)
 
     def _attention(self, q: Array, k: Array, v: Array, pos: np.ndarray, k_pos: np.ndarray) -> Array:
         return attention(
@@ -106,11 +107,14 @@ class LatentAttention:
             block_size=BLOCK_SIZE,
         )
 
-    def _up(self) -> tuple[Array, Array]:
-        """Return the up-projections of keys [N, P, C] and values [N, V, C], views of `kv_b`."""
-        c, up = self.config, self.weights["kv_b"]
-        up = namespace(up).reshape(up, (c.n_heads, c.qk_nope_head_dim + c.v_head_dim, up.shape[-1]))
-        return up[:, : c.qk_nope_head_dim, :], up[:, c.qk_nope_head_dim :, :]
+
+def up_projections(config: ModelConfig, kv_b: Array) -> tuple[Array, Array]:
+    """Return the up-projections of keys [N, P, C] and values [N, V, C]: views of `kv_b`, or copies made once for a
+    library that would copy the views in every product."""
+    xp, (_, C), P = namespace(kv_b), kv_b.shape, config.qk_nope_head_dim
+    up = xp.reshape(kv_b, (config.n_heads, P + config.v_head_dim, C))
+    copy = True if copies_slices(kv_b) else None
+    return xp.asarray(up[:, :P, :], copy=copy), xp.asarray(up[:, P:, :], copy=copy)
 
 
 def cheaper_form(config: ModelConfig, queries: int, keys: int) -> str:

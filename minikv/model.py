@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from .backend import Array, Backend, as_integers, as_positions, get_backend, namespace, whole
-from .caches import Cache, ConcatCache, KVCache, RollingCache, all_or_none
+from .backend import Array, Backend, as_integers, as_positions, copies_slices, get_backend, namespace, whole
+from .caches import Cache, ConcatCache, ContiguousCache, KVCache, RollingCache, all_or_none
 from .config import ModelConfig, weight_shapes
 from .feedforward import FeedForward, MixtureOfExperts
 from .gqa import GroupedQueryAttention
@@ -84,9 +84,9 @@ class Model:
     def new_caches(self, kind: str | Callable[[], Cache] | None = None) -> list[Cache]:
         """Make one empty cache per layer.
 
-        kind None: a RollingCache for layers with a window, a KVCache for the others. "concat" or "kv": that kind for
-        all layers (a windowed layer then remembers more than it looks at). A function of no arguments makes each, for
-        example `lambda: KVCache(capacity=512)`.
+        kind None: a RollingCache for layers with a window, for the others a KVCache or, where the library wants it, a
+        ContiguousCache. "concat" or "kv": that kind for all layers (a windowed layer then remembers more than it looks
+        at). A function of no arguments makes each, for example `lambda: KVCache(capacity=512)`.
         """
         kinds: dict[str, Callable[[], Cache]] = {"concat": ConcatCache, "kv": KVCache}
         if isinstance(kind, str) and kind not in kinds:
@@ -94,7 +94,8 @@ class Model:
         if kind is not None:
             make = kinds[kind] if isinstance(kind, str) else kind
             return [make() for _ in self.layers]
-        return [KVCache() if window is None else RollingCache(window) for window in self.config.windows]
+        full = ContiguousCache if copies_slices(self.weights["embed"]) else KVCache
+        return [full() if window is None else RollingCache(window) for window in self.config.windows]
 
     def step(
         self, tokens: Any, caches: Sequence[Cache] | None = None, pos: Any = None, *, last: int | None = None

@@ -26,6 +26,7 @@ from hypothesis.stateful import (
 )
 
 from minikv import ConcatCache, KVCache, RollingCache, attention
+from minikv.caches.contiguous import AHEAD, ContiguousCache
 from minikv.rope import rope_tables, rotate
 from strategies import WINDOWS, chunkings
 from support import assert_same, host
@@ -40,6 +41,8 @@ KINDS: dict[str, Any] = {
     "ConcatCache": ConcatCache,
     "KVCache": KVCache,
     "KVCache-of-12": lambda: KVCache(capacity=12),
+    "ContiguousCache": ContiguousCache,
+    "ContiguousCache-of-12": lambda: ContiguousCache(capacity=12),
     "RollingCache-of-1": lambda: RollingCache(1),
     "RollingCache-of-2": lambda: RollingCache(2),
     "RollingCache-of-5": lambda: RollingCache(5),
@@ -61,8 +64,10 @@ def as_dicts(pos: np.ndarray, rows: list[Any]) -> list[dict[int, int]]:
     assert isinstance(pos, np.ndarray) and pos.dtype.kind == "i", "positions belong to the host"
     assert [x.shape for x in rows] == [(len(pos), h, pos.shape[1], w) for h, w in HEADS_AND_WIDTHS]
     found: list[dict[int, int]] = []
+    ahead = np.broadcast_to((pos == AHEAD)[:, None, :, None], rows[0].shape)
+    assert (rows[0][ahead] == 0).all(), "a slot that no token has reached holds something"
     for b in range(len(pos)):
-        places = np.flatnonzero(pos[b] >= 0)
+        places = np.flatnonzero((pos[b] >= 0) & (pos[b] < AHEAD))
         serials = np.round(rows[0][b, 0, places, 0] / 1000).astype(int)[None]
         for x, y in zip(spelled(serials), rows, strict=True):
             assert np.array_equal(x[0], y[b][:, places]), "a row was torn apart"
@@ -297,6 +302,28 @@ class CacheMachine(RuleBasedStateMachine):
 def test_any_life_of_a_cache(backend, kind):
     steps = 20 if settings().max_examples <= 100 else 50
     run_state_machine_as_test(lambda: CacheMachine(backend, kind), settings=settings(stateful_step_count=steps))
+
+
+@pytest.mark.parametrize("capacity", [None, 9])
+def test_slots_in_the_future_hold_zeros_whatever_stood_there(capacity):
+    """Nobody masks them for what they hold: attention multiplies by what a later token will see."""
+
+    def step(*positions: int) -> np.ndarray:
+        pos, row, _ = cache.extend([positions], *spelled(np.full((1, len(positions)), np.nan)))
+        assert pos.shape[1] == row.shape[2] == cache._rows[0].shape[2]
+        assert (row[0, 0, pos[0] == AHEAD] == 0).all() and np.isnan(row[0, 0, pos[0] < AHEAD]).all()
+        return pos[0, pos[0] < AHEAD]
+
+    cache = ContiguousCache(capacity)
+    assert step(0, 1, 2, 3, 4).tolist() == [0, 1, 2, 3, 4]
+    assert step(5).tolist() == [0, 1, 2, 3, 4, 5]
+    cache.truncate(2)
+    assert step(2).tolist() == [0, 1, 2]
+    mark = cache.mark()
+    step(3, 4, 5)
+    cache.restore(mark)
+    assert step(3).tolist() == [0, 1, 2, 3]
+    assert cache.copy().extend([[4]], *spelled(np.ones((1, 1))))[0][0, :5].tolist() == [0, 1, 2, 3, 4]
 
 
 # Two exact probes, through every cache.

@@ -267,8 +267,9 @@ def test_reasons_are_for_files_that_are_long():
 
 
 def test_the_core_can_be_read_in_an_afternoon():
+    beside = {"config.py", "caches/contiguous.py"}  # a table of sizes; a variant for one library
     core = [
-        f for f in TREES if home(f) in FLOORS and (FLOORS[home(f)] <= 3 or home(f) == "model.py") and f != "config.py"
+        f for f in TREES if home(f) in FLOORS and (FLOORS[home(f)] <= 3 or home(f) == "model.py") and f not in beside
     ]
     lines = sum(len((ROOT / file).read_text(encoding="utf-8").splitlines()) for file in core)
     assert 800 < lines <= 1650, f"the core has grown to {lines} lines: look for the idea that is missing"

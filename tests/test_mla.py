@@ -13,7 +13,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from minikv import ModelConfig
+from minikv import ModelConfig, weight_shapes
 from minikv.mla import LatentAttention, cheaper_form
 from strategies import SEEDS, configs, feeds
 from support import assert_close, expected_logits, host, make_model, make_weights, normal, run
@@ -147,8 +147,9 @@ def test_yarn_corrects_twice():
         "mscale": 0.7,
         "mscale_all_dim": 1.3,
     }
-    layer = LatentAttention(replace(LATENT, rope_scaling=scaling), {})
+    weights = {"kv_b": np.zeros(weight_shapes(LATENT)["layers.0.kv_b"])}
+    layer = LatentAttention(replace(LATENT, rope_scaling=scaling), weights)
     sharpening = 0.1 * 1.3 * np.log(40) + 1
     assert layer.scale == pytest.approx(sharpening**2 / np.sqrt(4 + 2), rel=1e-14)
-    plain = LatentAttention(replace(LATENT, rope_scaling=scaling | {"mscale_all_dim": 0}), {})
+    plain = LatentAttention(replace(LATENT, rope_scaling=scaling | {"mscale_all_dim": 0}), weights)
     assert plain.scale == pytest.approx(1 / np.sqrt(4 + 2), rel=1e-14)

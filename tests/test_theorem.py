@@ -16,6 +16,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from minikv import ConcatCache, KVCache, ModelConfig, RollingCache, gqa, mla
+from minikv.caches import ContiguousCache
 from strategies import SEEDS, configs, feeds
 from support import Feed, assert_close, assert_same, expected_logits, host, make_model, make_weights, run
 
@@ -24,6 +25,7 @@ CACHES: dict[str, Any] = {
     "concat": lambda config, room: [ConcatCache() for _ in config.windows],
     "kv": lambda config, room: [KVCache() for _ in config.windows],
     "kv of fixed capacity": lambda config, room: [KVCache(capacity=room) for _ in config.windows],
+    "contiguous": lambda config, room: [ContiguousCache() for _ in config.windows],
     "rolling with room to spare": lambda config, room: [
         ConcatCache() if window is None else RollingCache(window + i) for i, window in enumerate(config.windows)
     ],

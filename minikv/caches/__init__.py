@@ -2,7 +2,8 @@
 
 from .base import Cache, all_or_none, truncate_all
 from .concat import ConcatCache
+from .contiguous import ContiguousCache
 from .growing import KVCache
 from .rolling import RollingCache
 
-__all__ = ["Cache", "ConcatCache", "KVCache", "RollingCache", "all_or_none", "truncate_all"]
+__all__ = ["Cache", "ConcatCache", "ContiguousCache", "KVCache", "RollingCache", "all_or_none", "truncate_all"]
