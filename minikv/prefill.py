@@ -19,7 +19,7 @@ from functools import cache as once
 from threading import Event, Semaphore
 from typing import Any
 
-from .backend import Array, namespace
+from .backend import Array, as_integers, namespace
 from .caches import Cache, all_or_none
 from .config import ModelConfig
 from .cost import step_cost, total
@@ -37,12 +37,14 @@ def prefill(
     While it runs, the matrix products of the whole process keep to the thread that calls them. In every other case it
     is `model.step`.
     """
+    tokens = as_integers(tokens, "tokens")
+    long = tokens.ndim == 2 and tokens.shape[1] >= 2 * LEAST and model.backend.name == "numpy"
+    count = min(tokens.shape[1] // LEAST, matrix_threads()) if long else 1
+    if count == 1:
+        return model.step(tokens, caches, pos, last=last)
     caches = model.new_caches() if caches is None else caches
     tokens, pos = model.checked(tokens, caches, pos, last)
-    cores = matrix_threads() if model.backend.name == "numpy" else 1
-    pieces = cut(model.config, tokens.shape[1], caches[0].length, min(cores, tokens.shape[1] // LEAST))
-    if len(pieces) == 1:
-        return model.step(tokens, caches, pos, last=last)
+    pieces = cut(model.config, tokens.shape[1], caches[0].length, count)
     with all_or_none(caches):
         walks = [model.layer_by_layer(tokens[:, t], pos[:, t], caches) for t in pieces]
         with matrix_libraries().limit(limits=1):
