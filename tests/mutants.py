@@ -66,7 +66,10 @@ FAULTS = [
         "soft cap after the mask",
         "attention.py",
         (
-            ("soft_cap(xp.reshape(scores, (B, N, T, S)), softcap)", "xp.reshape(scores, (B, N, T, S))"),
+            (
+                "soft_cap(reshaped(rows_times(rows, k)[:, :, :R, :], (B, N, T, S)), softcap)",
+                "reshaped(rows_times(rows, k)[:, :, :R, :], (B, N, T, S))",
+            ),
             ("xp.where(seen, scores, -math.inf)", "soft_cap(xp.where(seen, scores, -math.inf), softcap)"),
         ),
     ),
@@ -171,9 +174,12 @@ FAULTS = [
           "v = row if copies_slices(row) else", "v =", "test_copies.py"),
     fault("positions may repeat", "caches/base.py", "(pos <= before)", "(pos < before)", "test_caches.py"),
     fault("a failed step is not undone in the ring", "caches/rolling.py",
-          'reversed(mark["_overwritten"])', "[]", "test_caches.py", "test_model.py"),
+          'reversed(mark["_overwritten"] or [])', "[]", "test_caches.py", "test_model.py"),
     fault("a step of several pieces is undone from its first piece on", "caches/rolling.py",
-          'reversed(mark["_overwritten"])', 'mark["_overwritten"]', "test_caches.py"),
+          'reversed(mark["_overwritten"] or [])', 'mark["_overwritten"] or []', "test_caches.py"),
+    fault("only rows that still have a position are kept for undoing", "caches/rolling.py",
+          "if self._overwritten is not None:", "if self._overwritten is not None and (self._pos[b, s] >= 0).any():",
+          "test_caches.py"),
     fault("an interrupt leaves half a step behind", "caches/base.py", "except BaseException:", "except Exception:",
           "test_model.py"),
     # The model.

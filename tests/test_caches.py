@@ -645,3 +645,16 @@ def test_a_rolling_cache_that_has_forgotten_much_can_still_forget_everything(bac
     assert sorted(pos[pos >= 0].tolist()) == [0, 1]
     cache.truncate(1)
     assert cache.length == 1
+
+
+def test_a_failed_step_whose_positions_leave_a_gap_is_undone(backend):
+    """Its first piece forgets rows by their positions alone; the next one writes over what still stands there."""
+    cache = RollingCache(4)
+    cache.extend([[0, 1, 2, 3]], *map(backend.asarray, spelled(np.arange(4)[None])))
+    mark = cache.mark()
+    for p in (100, 101):
+        cache.extend([[p]], *map(backend.asarray, spelled(np.array([[PROBE]]))))
+    cache.restore(mark)
+    cache.release()
+    out = cache.extend([[4]], *map(backend.asarray, spelled(np.array([[4]]))))
+    assert as_dicts(out[0], list(out[1:])) == [{p: p for p in range(1, 5)}]

@@ -62,7 +62,7 @@ class RollingCache(Cache):
         ring_pos = np.where(self._pos < oldest, -1, self._pos)
         for b, s, t in _moves(pos, (pos >= 0) & (pos >= oldest), self.window):
             for i, (ring, new) in enumerate(zip(self._rows, rows, strict=True)):
-                if self._overwritten is not None and (self._pos[b, s] >= 0).any():
+                if self._overwritten is not None:
                     self._overwritten.append((i, (b, slice(None), s), xp.asarray(ring[b, :, s, :], copy=True)))
                 ring[b, :, s, :] = new[b, :, t, :]
             ring_pos[b, s] = pos[b, t]
@@ -73,13 +73,13 @@ class RollingCache(Cache):
         return seen
 
     def mark(self) -> dict[str, Any]:
-        """Begin to keep what is written over."""
-        self._overwritten = []
+        """Begin to keep what is written over; a cache without rows has nothing to lose."""
+        self._overwritten = [] if self._rows else None
         return super().mark()
 
     def restore(self, mark: dict[str, Any]) -> None:
         """Put it back, the newest first, and go back to the state at `mark`."""
-        for i, where, rows in reversed(mark["_overwritten"]):
+        for i, where, rows in reversed(mark["_overwritten"] or []):
             self._rows[i][(*where, slice(None))] = rows
         super().restore(mark)
 
