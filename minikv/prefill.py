@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache as once
 from threading import Event, Semaphore
 from typing import Any
 
 from .backend import Array, as_integers, namespace
 from .caches import Cache, all_or_none
+from .caches.base import to_the_end
 from .config import ModelConfig
 from .cost import step_cost, total
 from .model import Model
@@ -70,7 +71,7 @@ def in_step(walks: Sequence[Iterator[Array]], length: int) -> list[Array]:
 
     Returns the last items. Raises what an iterator raises, when no other is at work any more.
     """
-    ready = [Semaphore(length), *(Semaphore(0) for _ in walks)]
+    ready = [Semaphore(0) for _ in range(len(walks) + 1)]
     stop = Event()
 
     def run(i: int) -> Array | None:
@@ -83,14 +84,21 @@ def in_step(walks: Sequence[Iterator[Array]], length: int) -> list[Array]:
             ready[i + 1].release()
         return item
 
-    pool = ThreadPoolExecutor(len(walks))
-    try:
-        return [future.result() for future in [pool.submit(run, i) for i in range(len(walks))]]
-    finally:
+    def finish() -> None:
         stop.set()
         for semaphore in ready:
             semaphore.release(length)
+        wait(futures)  # not for the threads themselves: in Python 3.11 one counts as ended when waiting is interrupted
         pool.shutdown()
+
+    pool = ThreadPoolExecutor(len(walks))
+    futures: list[Future[Array | None]] = []
+    try:
+        futures = [pool.submit(run, i) for i in range(len(walks))]
+        ready[0].release(length)  # not before: a thread whose start is interrupted is one that the pool does not know
+        return [future.result() for future in futures]
+    finally:
+        to_the_end(finish)
 
 
 @once

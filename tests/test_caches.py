@@ -27,6 +27,7 @@ from hypothesis.stateful import (
 
 from minikv import ConcatCache, KVCache, RollingCache, attention
 from minikv.caches.contiguous import AHEAD, ContiguousCache
+from minikv.caches import all_or_none
 from minikv.rope import rope_tables, rotate
 from strategies import WINDOWS, chunkings
 from support import assert_same, host
@@ -658,3 +659,20 @@ def test_a_failed_step_whose_positions_leave_a_gap_is_undone(backend):
     cache.release()
     out = cache.extend([[4]], *map(backend.asarray, spelled(np.array([[4]]))))
     assert as_dicts(out[0], list(out[1:])) == [{p: p for p in range(1, 5)}]
+
+
+def test_an_interrupt_while_a_failed_step_is_undone_comes_after_it():
+    interrupts = [KeyboardInterrupt]
+
+    class Interrupted(KVCache):
+        def restore(self, mark: dict[str, Any]) -> None:
+            super().restore(mark)
+            if interrupts:
+                raise interrupts.pop()
+
+    caches = [Interrupted(), RollingCache(2), KVCache()]
+    with pytest.raises(KeyboardInterrupt), all_or_none(caches):
+        for cache in caches:
+            cache.extend([[0, 1]], *spelled(np.array([[0, 1]])))
+        raise ValueError
+    assert [cache.length for cache in caches] == [0, 0, 0]

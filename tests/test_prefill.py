@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ from test_model import MIXED, TEXT, Failure, assert_unchanged, snapshot
 from test_theorem import CACHES, new_caches
 
 module = importlib.import_module("minikv.prefill")  # whose name in the package is the function's
-pytest.importorskip("threadpoolctl", reason="threadpoolctl is not installed: a prefill is a step")
+threadpoolctl = pytest.importorskip("threadpoolctl", reason="threadpoolctl is not installed: a prefill is a step")
 
 
 @pytest.fixture(autouse=True)
@@ -66,11 +68,9 @@ def test_a_prompt_really_runs_in_pieces(model, monkeypatch):
 @pytest.mark.parametrize("layer", [0, 1, 2])
 @pytest.mark.parametrize("piece", [0, 1, 2])
 def test_a_piece_that_fails_advances_no_cache(model, exception, layer, piece, monkeypatch):
-    from threadpoolctl import threadpool_info
-
     caches = model.new_caches()
     model.step([TEXT], caches)
-    before, libraries = snapshot(caches, model), threadpool_info()
+    before, libraries = snapshot(caches, model), threadpoolctl.threadpool_info()
     calls, inner = [0], model.layers[layer].attention
 
     def fail(*args: Any) -> Any:
@@ -84,7 +84,7 @@ def test_a_piece_that_fails_advances_no_cache(model, exception, layer, piece, mo
         with pytest.raises(exception):
             prefill(model, [TEXT * 2], caches)
     assert_unchanged(before, snapshot(caches, model))
-    assert threadpool_info() == libraries, "the matrix library has its threads back"
+    assert threadpoolctl.threadpool_info() == libraries, "the matrix library has its threads back"
     assert not [thread for thread in threading.enumerate() if "ThreadPool" in thread.name]
 
 
@@ -120,3 +120,20 @@ def test_without_the_extra_it_is_a_step(model, monkeypatch):
     monkeypatch.setattr(module, "LEAST", 1)
     monkeypatch.setattr(module, "in_step", None)
     assert_same(prefill(model, [TEXT]), host(model.step([TEXT])))
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="a signal cannot be sent to one thread here")
+def test_an_interrupt_while_another_is_seen_to_leaves_nobody_at_work():
+    """Who is impatient presses the keys twice; a walk still at work would go on in caches that are restored."""
+    events = []
+
+    def walk() -> Any:
+        for _ in range(2):
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            time.sleep(0.1)
+        events.append("done")
+        yield
+
+    with pytest.raises(KeyboardInterrupt):
+        in_step([walk()], 1)
+    assert events == ["done"]

@@ -7,7 +7,7 @@ and values, a latent, anything with axes [batch, heads, time, width]. Who may lo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy as shallow_copy
 from typing import Any
@@ -178,12 +178,20 @@ def all_or_none(caches: Sequence[Cache]) -> Iterator[None]:
     try:
         yield
     except BaseException:  # an interrupt from the keyboard must not leave half a step behind either
-        for cache, mark in zip(caches, marks, strict=True):
-            cache.restore(mark)
+        to_the_end(lambda: [cache.restore(mark) for cache, mark in zip(caches, marks, strict=True)])
         raise
     finally:
         for cache in caches:
             cache.release()
+
+
+def to_the_end(action: Callable[[], Any]) -> None:
+    """Do what must not be left half done and may be done twice; an interrupt from the keyboard is raised after it."""
+    try:
+        action()
+    except KeyboardInterrupt:
+        to_the_end(action)
+        raise
 
 
 def truncate_all(caches: Sequence[Cache], length: int) -> None:
