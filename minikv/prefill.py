@@ -16,7 +16,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache as once
-from threading import Event, Semaphore
+from threading import Event, Lock, Semaphore
 from typing import Any
 
 from .backend import Array, as_integers, namespace
@@ -27,6 +27,7 @@ from .cost import step_cost, total
 from .model import Model
 
 LEAST = 128  # tokens of a piece: with fewer, products would wait for the weights rather than compute
+CORES = Lock()  # two that set the number of a library's threads and put it back might leave it at 1
 
 
 def prefill(
@@ -35,22 +36,27 @@ def prefill(
     """Do what `model.step` does, with the same arguments, result and errors, on all cores where that is quicker.
 
     It is for long prompts on NumPy with threadpoolctl installed (`minikv[threads]`), by whose count of threads it goes.
-    While it runs, the matrix products of the whole process keep to the thread that calls them. In every other case it
-    is `model.step`.
+    While it runs, the matrix products of the whole process keep to the thread that calls them. In every other case, and
+    while another thread's prefill has the cores, it is `model.step`.
     """
     tokens = as_integers(tokens, "tokens")
     long = tokens.ndim == 2 and tokens.shape[1] >= 2 * LEAST and model.backend.name == "numpy"
-    count = min(tokens.shape[1] // LEAST, matrix_threads()) if long else 1
-    if count == 1:
+    if not long or not CORES.acquire(blocking=False):
         return model.step(tokens, caches, pos, last=last)
-    caches = model.new_caches() if caches is None else caches
-    tokens, pos = model.checked(tokens, caches, pos, last)
-    pieces = cut(model.config, tokens.shape[1], caches[0].length, count)
-    with all_or_none(caches):
-        walks = [model.layer_by_layer(tokens[:, t], pos[:, t], caches) for t in pieces]
-        with matrix_libraries().limit(limits=1):
-            parts = in_step(walks, len(model.layers))
-        return model.logits(namespace(parts[0]).concat(parts, axis=1), last)
+    try:
+        count = min(tokens.shape[1] // LEAST, matrix_threads())
+        if count == 1:
+            return model.step(tokens, caches, pos, last=last)
+        caches = model.new_caches() if caches is None else caches
+        tokens, pos = model.checked(tokens, caches, pos, last)
+        pieces = cut(model.config, tokens.shape[1], caches[0].length, count)
+        with all_or_none(caches):
+            walks = [model.layer_by_layer(tokens[:, t], pos[:, t], caches) for t in pieces]
+            with matrix_libraries().limit(limits=1):
+                parts = in_step(walks, len(model.layers))
+            return model.logits(namespace(parts[0]).concat(parts, axis=1), last)
+    finally:
+        CORES.release()
 
 
 def cut(config: ModelConfig, new: int, past: int, count: int) -> list[slice]:

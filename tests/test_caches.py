@@ -26,8 +26,8 @@ from hypothesis.stateful import (
 )
 
 from minikv import ConcatCache, KVCache, RollingCache, attention
-from minikv.caches.contiguous import AHEAD, ContiguousCache
 from minikv.caches import all_or_none
+from minikv.caches.contiguous import AHEAD, ContiguousCache
 from minikv.rope import rope_tables, rotate
 from strategies import WINDOWS, chunkings
 from support import assert_same, host

@@ -137,3 +137,34 @@ def test_an_interrupt_while_another_is_seen_to_leaves_nobody_at_work():
     with pytest.raises(KeyboardInterrupt):
         in_step([walk()], 1)
     assert events == ["done"]
+
+
+def test_prefills_at_the_same_time_leave_the_threads_as_they_were(model, monkeypatch):
+    """Where each puts back the number of threads that it found, the last one puts back what the first had set."""
+    first_is_done, second_is_at_work, inner = threading.Event(), threading.Event(), in_step
+    found = []
+
+    def another() -> None:
+        found.append(prefill(model, [TEXT]))
+        second_is_at_work.set()  # or was
+
+    second = threading.Thread(target=another)
+
+    def overlapping(*args: Any) -> Any:
+        if threading.current_thread() is second:
+            second_is_at_work.set()
+            first_is_done.wait(10)
+        else:
+            second.start()
+            second_is_at_work.wait(10)
+        return inner(*args)
+
+    monkeypatch.setattr(module, "in_step", overlapping)
+    with threadpoolctl.threadpool_limits(2):
+        libraries = threadpoolctl.threadpool_info()
+        found.append(prefill(model, [TEXT]))
+        first_is_done.set()
+        second.join()
+        assert threadpoolctl.threadpool_info() == libraries
+    for logits in found:
+        assert_close(logits, host(model.step([TEXT])), "float64")
