@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -142,7 +144,14 @@ def test_an_interrupt_while_another_is_seen_to_leaves_nobody_at_work():
 def test_prefills_at_the_same_time_leave_the_threads_as_they_were(model, monkeypatch):
     """Where each puts back the number of threads that it found, the last one puts back what the first had set."""
     first_is_done, second_is_at_work, inner = threading.Event(), threading.Event(), in_step
-    found = []
+    found, threads = [], [2]
+
+    class Libraries:
+        @contextlib.contextmanager
+        def limit(self, limits: int) -> Iterator[None]:
+            before, threads[0] = threads[0], limits
+            yield
+            threads[0] = before
 
     def another() -> None:
         found.append(prefill(model, [TEXT]))
@@ -160,11 +169,10 @@ def test_prefills_at_the_same_time_leave_the_threads_as_they_were(model, monkeyp
         return inner(*args)
 
     monkeypatch.setattr(module, "in_step", overlapping)
-    with threadpoolctl.threadpool_limits(2):
-        libraries = threadpoolctl.threadpool_info()
-        found.append(prefill(model, [TEXT]))
-        first_is_done.set()
-        second.join()
-        assert threadpoolctl.threadpool_info() == libraries
+    monkeypatch.setattr(module, "matrix_libraries", Libraries)
+    found.append(prefill(model, [TEXT]))
+    first_is_done.set()
+    second.join()
+    assert threads == [2]
     for logits in found:
         assert_close(logits, host(model.step([TEXT])), "float64")
