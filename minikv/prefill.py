@@ -15,6 +15,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextvars import copy_context
 from functools import cache as once
 from threading import Event, Lock, Semaphore
 from typing import Any
@@ -100,7 +101,8 @@ def in_step(walks: Sequence[Iterator[Array]], length: int) -> list[Array]:
     pool = ThreadPoolExecutor(len(walks))
     futures: list[Future[Array | None]] = []
     try:
-        futures = [pool.submit(run, i) for i in range(len(walks))]
+        # Each in the caller's context: how NumPy handles floating-point errors belongs to it.
+        futures = [pool.submit(copy_context().run, run, i) for i in range(len(walks))]
         ready[0].release(length)  # not before: a thread whose start is interrupted is one that the pool does not know
         return [future.result() for future in futures]
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import signal
 import threading
@@ -10,6 +11,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -176,3 +178,12 @@ def test_prefills_at_the_same_time_leave_the_threads_as_they_were(model, monkeyp
     assert threads == [2]
     for logits in found:
         assert_close(logits, host(model.step([TEXT])), "float64")
+
+
+def test_threads_handle_floating_point_errors_as_the_caller_does(model):
+    model.layers[1].feed_forward.up[...] = np.finfo("float64").max
+    for run_it in (model.step, functools.partial(prefill, model)):
+        with np.errstate(all="ignore"):
+            run_it([TEXT])  # a warning is an error here
+        with np.errstate(over="raise", invalid="ignore"), pytest.raises(FloatingPointError):
+            run_it([TEXT])
