@@ -15,6 +15,7 @@ import numpy as np
 
 from .backend import Array, Backend, as_integers, as_positions, copies_slices, get_backend, namespace, whole
 from .caches import Cache, ConcatCache, ContiguousCache, KVCache, RollingCache, all_or_none
+from .caches.base import check_rising
 from .config import ModelConfig, weight_shapes
 from .feedforward import FeedForward, MixtureOfExperts
 from .gqa import GroupedQueryAttention
@@ -185,6 +186,7 @@ class Model:
         if tokens.min() < 0 or tokens.max() >= self.config.vocab_size:
             wrong = tokens.min() if tokens.min() < 0 else tokens.max()
             raise ValueError(f"token id {wrong} is outside the vocabulary of {self.config.vocab_size}")
+        check_rising(pos, seen)  # as the caches do, which may get them in pieces
         return tokens, pos
 
 

@@ -187,3 +187,14 @@ def test_threads_handle_floating_point_errors_as_the_caller_does(model):
             run_it([TEXT])  # a warning is an error here
         with np.errstate(over="raise", invalid="ignore"), pytest.raises(FloatingPointError):
             run_it([TEXT])
+
+
+def test_an_error_names_the_place_in_the_whole_prompt(model):
+    pos = np.arange(len(TEXT))[None]
+    pos[0, -1] = 0
+    messages = []
+    for run_it in (model.step, functools.partial(prefill, model)):
+        with pytest.raises(ValueError, match="rise") as caught:
+            run_it([TEXT], None, pos)
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]

@@ -175,10 +175,15 @@ def check_rising(pos: np.ndarray, seen: np.ndarray) -> None:
 def all_or_none(caches: Sequence[Cache]) -> Iterator[None]:
     """Let every cache keep what it takes in within the block or, when the block raises, none of them."""
     marks = [cache.mark() for cache in caches]
+
+    def restore() -> None:
+        for cache, mark in zip(caches, marks, strict=True):
+            cache.restore(mark)
+
     try:
         yield
     except BaseException:  # an interrupt from the keyboard must not leave half a step behind either
-        to_the_end(lambda: [cache.restore(mark) for cache, mark in zip(caches, marks, strict=True)])
+        to_the_end(restore)
         raise
     finally:
         for cache in caches:
