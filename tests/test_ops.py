@@ -96,3 +96,12 @@ def test_python_constants_never_widen(backend):
     results = [ops.softmax(x), ops.rms_norm(x, weight, 1e-5), ops.layer_norm(x, weight, weight, 1e-5)]
     results += [ops.soft_cap(x, 3.0), *(f(x) for f in ops.ACTIVATIONS.values())]
     assert {str(host(y).dtype) for y in results} == {"float32"}
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 3, 4, 5, ops.FEW_ROWS - 1, ops.FEW_ROWS, ops.FEW_ROWS + 1])
+@pytest.mark.parametrize(("left", "right"), [((), ()), ((2, 1), (3,)), ((), (3,)), ((2, 3), (2, 3))])
+def test_any_number_of_rows_meets_every_row_of_the_weights(backend, dtype, rows, left, right):
+    """How many rows there are decides how the product is taken, and nothing else."""
+    x, weight = normal(0, *left, rows, 6).astype(dtype), normal(1, *right, 5, 6).astype(dtype)
+    want = np.einsum("...rd,...sd->...rs", x.astype(np.float64), weight.astype(np.float64))
+    assert_close(ops.linear(*map(backend.asarray, (x, weight))), want, dtype)
