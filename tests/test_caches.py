@@ -648,12 +648,13 @@ def test_a_rolling_cache_that_has_forgotten_much_can_still_forget_everything(bac
     assert cache.length == 1
 
 
-def test_a_failed_step_whose_positions_leave_a_gap_is_undone(backend):
-    """Its first piece forgets rows by their positions alone; the next one writes over what still stands there."""
+@pytest.mark.parametrize("positions", [(100, 101), range(4, 14)], ids=["with a gap", "more than twice around"])
+def test_a_failed_step_of_many_pieces_is_undone_in_the_ring(backend, positions):
+    """A piece writes over what the one before it wrote, or over what that one has forgotten by its position alone."""
     cache = RollingCache(4)
     cache.extend([[0, 1, 2, 3]], *map(backend.asarray, spelled(np.arange(4)[None])))
     mark = cache.mark()
-    for p in (100, 101):
+    for p in positions:
         cache.extend([[p]], *map(backend.asarray, spelled(np.array([[PROBE]]))))
     cache.restore(mark)
     cache.release()
