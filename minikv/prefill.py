@@ -12,11 +12,12 @@ That the logits stay the same is the theorem of `model.py`. What a step is, one 
 
 from __future__ import annotations
 
-from bisect import bisect_left
+import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextvars import copy_context
 from functools import cache as once
+from itertools import pairwise
 from threading import Event, Lock, Semaphore
 from typing import Any
 
@@ -63,14 +64,15 @@ def prefill(
 def cut(config: ModelConfig, new: int, past: int, count: int) -> list[slice]:
     """Cut `new` tokens behind `past` others into at most `count` pieces of equal work, as `cost.py` counts it.
 
-    A later token sees more keys, so later pieces are shorter.
+    A later token sees more keys, so later pieces are shorter. The work of the first t tokens is taken as b t + c t²,
+    which it is without windows; b and c are such that half of the tokens and all of them have theirs.
     """
-
-    def work(tokens: int) -> float:
-        return total(step_cost(config, 1, tokens, past, absorbed=True)).operations if tokens else 0
-
-    ends = [bisect_left(range(new), i / count * work(new), key=work) for i in range(1, count)]
-    return [slice(start, end) for start, end in zip([0, *ends], [*ends, new], strict=True) if start < end]
+    half, whole = (total(step_cost(config, 1, t, past, absorbed=True)).operations for t in (max(new // 2, 1), new))
+    c = 2 * (whole / new - half / max(new // 2, 1)) / new
+    b = whole / new - c * new
+    shares = (i / count * whole for i in range(count + 1))
+    ends = [round(2 * share / (b + math.sqrt(b * b + 4 * c * share))) for share in shares]
+    return [slice(start, end) for start, end in pairwise(ends) if start < end]
 
 
 def in_step(walks: Sequence[Iterator[Array]], length: int) -> list[Array]:
