@@ -35,7 +35,7 @@ def rows_times(x: Array, w: Array) -> Array:
     turning it around costs more than the product then, and some libraries would make a copy of it.
     """
     xp, (R, D) = namespace(x, w), x.shape[-2:]
-    if R > FEW_ROWS:
+    if R > FEW_ROWS or (R == 1 and w.ndim == 2):  # a matrix and one row: a vector's product, whichever way round
         return xp.matmul(x, xp.matrix_transpose(w))
     if R < 4:  # a product with a vector for each: they stream w, and from the second row on out of a cache
         return xp.matmul(w[..., None, :, :], xp.reshape(x, (*x.shape[:-2], R, D, 1)))[..., 0]
