@@ -217,7 +217,7 @@ CHECKPOINTS = {
     "smollm2-135m": ("SmolLM2-135M-Instruct.Q4_1.gguf", "make demo"),
     "gemma-3-270m": ("gemma-3-270m*.gguf", "make demo MODEL=gemma3"),
 }
-PREFILL_CHUNK = 256  # tokens between two signs of progress
+PREFILL_CHUNK = 512  # tokens between two signs of progress
 
 
 def _add_generate(commands: Any) -> None:
@@ -295,11 +295,11 @@ class WatchedModel(Model):
         super().__init__(model.config, model.weights)
         self.read, self.prompt_tokens = 0, prompt_tokens
 
-    def step(self, tokens: Any, *arguments: Any, **named: Any) -> Any:
-        """Compute a step as `Model.step` does."""
-        logits = super().step(tokens, *arguments, **named)
+    def logits(self, x: Any, last: int | None = None) -> Any:
+        """Compute what `Model.logits` does: the end of every step, however it was computed."""
+        logits = super().logits(x, last)
         if self.read < self.prompt_tokens:
-            self.read += len(tokens[0])
+            self.read += x.shape[1]
             end = "\r" if self.read < self.prompt_tokens and os.isatty(2) else "\n"
             print(
                 f"reading the prompt: {self.read:,} of {self.prompt_tokens:,} tokens",

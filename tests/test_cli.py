@@ -382,9 +382,14 @@ def test_generate_streams_the_answer_of_generate(small: list[Any], capsys: pytes
     assert asked[0] == (Path("x.gguf"), "numpy", "float16")
 
 
+@pytest.mark.parametrize("cores", [1, 2])
 def test_generate_tells_how_far_a_long_prompt_has_been_read(
-    small: list[Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    cores: int, small: list[Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if cores > 1:
+        pytest.importorskip("threadpoolctl", reason="threadpoolctl is not installed: a prefill is a step")
+    monkeypatch.setattr(sys.modules["minikv.prefill"], "LEAST", 10)
+    monkeypatch.setattr(sys.modules["minikv.prefill"], "matrix_threads", lambda: cores)
     monkeypatch.setattr(cli, "PREFILL_CHUNK", 100)
     assert cli.main(["generate", "x.gguf", "a" * 250, "--max-new-tokens", "3"]) == 0
     told = [f"reading the prompt: {n} of 251 tokens" for n in (100, 200, 251)]
