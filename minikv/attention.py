@@ -45,9 +45,9 @@ def attention(
     - `window`: keys in sight, the query's own included; None: all. `scale`: 1/√H by default.
     - `softcap`: scores become softcap · tanh(score / softcap), before hidden keys are taken out (arXiv 2408.00118).
     - `sinks` [N]: one more logit per query head in the denominator, with no value behind it.
-    - `block_size`: compute in tiles of so many queries and 8 times as many keys, more when there are fewer queries
-      (arXiv 2205.14135): memory grows with T · block_size instead of T · S. Hidden tiles are never computed, and tiles
-      seen whole are never masked.
+    - `block_size`: compute in tiles of so many queries and 8 times as many keys, more when there are fewer queries and
+      all when there is one (arXiv 2205.14135): memory grows with T · block_size instead of T · S. Hidden tiles are
+      never computed, and tiles seen whole are never masked.
     - `return_lse`: also return log Σ exp(score) [B, N, T] (sinks included), which `merge_attention` needs.
 
     A query that sees nothing gives exactly 0, with log-sum-exp -inf. Half-precision input is computed in float32; out

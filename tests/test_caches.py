@@ -305,6 +305,24 @@ def test_any_life_of_a_cache(backend, kind):
     run_state_machine_as_test(lambda: CacheMachine(backend, kind), settings=settings(stateful_step_count=steps))
 
 
+@pytest.mark.parametrize("window", [1, 2, 3, 4])
+def test_a_ring_goes_back_where_nothing_that_it_needs_is_lost_and_nowhere_else(window):
+    """Once a token is lost it goes back by one, if that leaves it any, or to nothing."""
+    for seen in range(1, 3 * window + 2):
+        for length in range(seen):
+            cache = RollingCache(window)
+            for position in range(seen):
+                cache.extend([[position]], *spelled(np.array([[position]])))
+            if seen <= window or length == 0 or (length == seen - 1 and window > 1):
+                cache.truncate(length)
+                pos, *rows = cache.extend([[length]], *spelled(np.array([[length]])))
+                shown = as_dicts(pos, rows)[0]
+                assert {p: p for p in range(max(0, length + 1 - window), length + 1)}.items() <= shown.items()
+            else:
+                with pytest.raises(ValueError, match="forgotten"):
+                    cache.truncate(length)
+
+
 @pytest.mark.parametrize("capacity", [None, 9])
 def test_slots_in_the_future_hold_zeros_whatever_stood_there(capacity):
     """Nobody masks them for what they hold: attention multiplies by what a later token will see."""
