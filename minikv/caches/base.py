@@ -36,9 +36,9 @@ class Cache:
         """Take in new rows and return `(pos, *rows)`: everything, old and new, that the new tokens may need to look at.
 
         pos: host integers [B, T], rising along each row of the batch from where it ended; -1 marks padding. rows:
-        arrays [B, heads, T, width] of one type. Returned: pos [B, S] (-1: empty or padding; beyond every query's: a slot
-        that no token has reached, which holds zeros) and rows [B, heads, S, width], views of the storage where that
-        saves a copy and therefore good until the next call; pos is a read-only snapshot.
+        arrays [B, heads, T, width] of one type. Returned: pos [B, S] (-1: empty or padding; beyond every query's: a
+        slot that no token has reached, which holds zeros) and rows [B, heads, S, width], views of the storage where
+        that saves a copy and therefore good until the next call; pos is a read-only snapshot.
 
         Raises ValueError or TypeError, before anything has changed, when positions repeat or go backwards, or when rows
         differ from the stored ones in number, batch, heads, width, type or library.
